@@ -1,0 +1,47 @@
+# Every target sets up what it needs in .venv, once: `make test` works in a fresh clone.
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with fedge (editable) and the development tools
+
+run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/mine')
+	$(BIN)/fedge run $(ARGS)
+
+test: $(STAMP) ## run the tests (options: make test ARGS='-k partition')
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## check formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## format the code and repair what the linter can
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and built packages (runs and data stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp comes last, so an interrupted set-up goes on at the next make. A .venv without a working pip (interrupted
+# while it was made, or its Python is gone) is made anew.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "fedge needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." \
+	    "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' has no venv module; install it (Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	@echo "Installing fedge and its development tools into $(VENV); the first time takes a few minutes."
+	@$(BIN)/python -m pip show -q pip >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

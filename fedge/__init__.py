@@ -1,0 +1,26 @@
+"""fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet."""
+
+from fedge import data, models, partition
+from fedge.algorithms import FedAvg
+from fedge.core import Algorithm, Ask, Batch, Reply, Task
+from fedge.federation import Federation
+from fedge.handle import cross_entropy
+from fedge.train import Run, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Batch",
+    "FedAvg",
+    "Federation",
+    "Reply",
+    "Run",
+    "Task",
+    "cross_entropy",
+    "data",
+    "models",
+    "partition",
+    "train",
+]

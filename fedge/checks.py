@@ -1,0 +1,50 @@
+"""Checks at the border: the value, the limit, the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, it must be a finite number")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> None:
+    if _number(name, value) <= 0:
+        raise ValueError(f"{name} is {value}, it must be greater than 0")
+
+
+def non_negative(name: str, value: Any) -> None:
+    if _number(name, value) < 0:
+        raise ValueError(f"{name} is {value}, it must be 0 or more")
+
+
+def unit_interval(name: str, value: Any) -> None:
+    if not 0 <= _number(name, value) < 1:
+        raise ValueError(f"{name} is {value}, it must be at least 0 and below 1")
+
+
+def at_least_one(name: str, value: Any, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        none = ", or None for all examples in one batch" if optional else ""
+        raise ValueError(f"{name} is {value!r}, it must be a whole number of at least 1{none}")
+
+
+def choice(name: str, value: Any, known: Iterable[str]) -> None:
+    """One of a few words; a typo names the nearest."""
+    known = list(known)
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}{nearest(value, known)}, it must be one of {known}")
+
+
+def nearest(word: Any, known: Iterable[str]) -> str:
+    """' (did you mean ...?)', or nothing when no known word is close."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

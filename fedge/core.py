@@ -1,0 +1,206 @@
+"""The contract that algorithms, engines and fleets speak.
+
+A round is a *flow*: a generator that yields `Ask`s and is sent `Reply`s, so it reads like the paper and may have any
+number of phases. Client work is a `Task`, a *fold* over one client's batches: pure, so an engine may run it one client
+at a time, vectorised over a cohort, or on a phone. A `Link` carries asks to clients and weighted means back.
+
+    gathered = yield Ask("gradient", {"params": w})
+    return tree.axpy(-lr, gathered.mean["grad"], w)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+Params = dict[str, Tensor]
+Payload = dict[str, Params]  # named parts, e.g. {"params": ..., "fisher": ...}
+Carry = Any  # a nest of dicts, tuples and tensors
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits [B, C], labels [B] -> [B]
+S = TypeVar("S")  # an algorithm's state: dicts, lists, tuples, tensors, numbers and None only
+
+
+class Batch(NamedTuple):
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B]
+    mask: Tensor  # [B], False where the row is padding
+    key: Tensor  # [], the address of this step's randomness
+
+    @property
+    def examples(self) -> Tensor:
+        """How many real examples there are."""
+        return self.mask.sum()
+
+
+class Model(Protocol):
+    """The network as an algorithm sees it; an engine is free to compute it faster."""
+
+    def logits(self, params: Params, x: Tensor, key: Tensor | None = None) -> Tensor: ...
+    def losses(self, params: Params, batch: Batch) -> Tensor: ...
+    def loss(self, params: Params, batch: Batch) -> Tensor: ...
+    def grad(self, params: Params, batch: Batch) -> Params: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """Client work, written for ONE client and ONE row; always at least one batch of at least one example.
+
+    `finish` is told how many examples the client has and returns the upload and its weight in the mean.
+    A task with `rows` is done once for every row the client holds: what is sent has a leading row axis, and
+    a (client, row) pair is a *job*.
+    """
+
+    start: Callable[[Payload], Carry]
+    step: Callable[[Payload, Carry, Batch], Carry]
+    finish: Callable[[Payload, Carry, Tensor], tuple[Payload, Tensor]]
+    epochs: int = 1
+    batch_size: int | None = None  # None: all examples in one batch
+    batches: int | None = None  # stop after so many, None: all of every epoch
+    keeps: tuple[str, ...] = ()  # parts of the upload that the client still holds in this round's later tasks
+    private: bool = False  # nothing is uploaded: the task only makes what it keeps
+    rows: int | None = None
+    holds: Callable[[Tensor], Tensor] | None = None  # a client's labels -> [rows], which it works on
+    relabel: Callable[[Tensor, Tensor], Tensor] | None = None  # labels, row -> labels in that row
+
+    def steps(self, examples: int) -> int:
+        """How many batches a client with so many examples folds over."""
+        full = self.epochs * -(-examples // min(self.batch_size or examples, examples))
+        return full if self.batches is None else min(self.batches, full)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One phase, seen from the server; several tasks run one after another and their uploads are merged."""
+
+    task: str | tuple[str, ...]
+    send: Payload
+    reuse: tuple[str, ...] = ()  # parts this cohort still holds
+    cohort: Literal["same", "new"] = "same"
+    rows: tuple[int, ...] | None = None  # which rows the leading axis of `send` stands for
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return (self.task,) if isinstance(self.task, str) else self.task
+
+
+@dataclass(frozen=True)
+class Share:
+    """Give every client the same beta * (mean client size) examples of the global pool."""
+
+    beta: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The weighted mean of a phase's good uploads, and how many there were: [] or, with rows, [rows]."""
+
+    mean: Payload
+    clients: Tensor
+
+    def row(self, index: int) -> Reply | None:
+        """What came back for one row, None if nobody held it."""
+        if not int(self.clients[index]):
+            return None
+        part = {n: {k: v[index] for k, v in p.items()} for n, p in self.mean.items()}
+        return Reply(part, self.clients[index])
+
+
+class Drop(NamedTuple):
+    """A client that was asked and whose answer does not count, and why."""
+
+    client: int
+    task: str
+    reason: str
+
+
+class At(NamedTuple):
+    """The address of a phase. Rounds count from 1, setup is round 0."""
+
+    seed: int
+    round: int
+    phase: int
+
+
+Flow = Generator["Ask | Share | tuple[Ask, ...]", Any, S]
+
+
+class Algorithm(ABC, Generic[S]):
+    """A frozen dataclass of hyper-parameters with `model` and `loss`; all state is passed in and returned."""
+
+    model: nn.Module
+    loss: Loss
+
+    @abstractmethod
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        """The client work, by name, on the handle that the link provides."""
+
+    @abstractmethod
+    def init(self, params: Params) -> S:
+        """The server's state before the first round."""
+
+    @abstractmethod
+    def round(self, state: S) -> Flow[S]:
+        """One communication round."""
+
+    def setup(self, state: S) -> Flow[S]:
+        """Once, before the first round."""
+        return state
+        yield  # makes this a generator
+
+    def params(self, state: S) -> Params:
+        """The trained parameters inside the state."""
+        params: Params = state["params"]  # type: ignore[index]
+        return params
+
+    def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
+        """[N, ...] -> [N, classes]; the prediction is the largest."""
+        return model.logits(self.params(state), x)
+
+
+class Link(Protocol):
+    """Carries one phase to the cohort and brings the means back; all arithmetic on data happens behind it."""
+
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]: ...
+    def share(self, at: At, beta: float) -> None: ...
+
+
+@dataclass
+class Progress:
+    """What one flow did: the clients that were asked and those whose answers were dropped."""
+
+    cohort: set[int] = field(default_factory=set)
+    dropped: list[Drop] = field(default_factory=list)
+
+
+def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At], Tensor]) -> tuple[S, Progress]:
+    """Run one flow to its end: the one loop between every algorithm and every link.
+
+    The cohort is drawn at the first ask and whenever an ask wants a new one; a client whose answer was dropped is
+    not asked again in the same round.
+    """
+    progress, clients, reply = Progress(), None, None
+    for phase in count():
+        try:
+            wanted = flow.send(reply)
+        except StopIteration as end:
+            return end.value, progress
+        at = At(seed, round, phase)
+        if isinstance(wanted, Share):
+            link.share(at, wanted.beta)
+            reply = None
+            continue
+        asks = wanted if isinstance(wanted, tuple) else (wanted,)
+        if clients is None or any(ask.cohort == "new" for ask in asks):
+            clients = draw(at)
+            progress.cohort |= set(clients.tolist())
+        replies, dropped = link.ask(at, asks, clients)
+        progress.dropped += dropped
+        gone = {drop.client for drop in dropped}
+        clients = clients[[client not in gone for client in clients.tolist()]]
+        reply = replies if isinstance(wanted, tuple) else replies[0]
+    raise AssertionError("unreachable")

@@ -1,0 +1,87 @@
+"""The server's side of a link that passes messages: requests out, answers checked, means and bytes back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import Ask, At, Drop, Payload, Reply, Task
+from fedge.engine import replies
+from fedge.engine.fold import Upload
+from fedge.engine.ledger import Row, payload_bytes
+from fedge.engine.population import Jobs
+
+Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task has none
+Answer = dict[int, list[Upload]]  # row -> one upload and weight a task
+
+
+class Collector:
+    """One ask, from the requests to the reply."""
+
+    def __init__(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, max_weight: float) -> None:
+        self.at, self.ask, self.tasks, self.max_weight = at, ask, tasks, max_weight
+        rows = tasks[0].rows
+        self.mean = replies.Mean(None if rows is None else len(ask.rows or range(rows)))
+        self.positions: dict[int, dict[int, int]] = {}
+        for client, row, position in zip(*(part.tolist() for part in jobs), strict=True):
+            self.positions.setdefault(client, {})[row] = position
+        self.requests: dict[int, Request] = {
+            client: {row: self._slice(ask.send, i) for row, i in rows.items()}
+            for client, rows in self.positions.items()
+        }
+        self.down = sum(payload_bytes(p) for r in self.requests.values() for p in r.values())
+        self.up, self.good = 0, 0
+        self.dropped: list[Drop] = []
+        self.like: list[tuple[str, Payload]] = []
+
+    def _slice(self, payload: Payload, position: int) -> Payload:
+        if self.tasks[0].rows is None:
+            return payload
+        return {name: tree.take(part, position) for name, part in payload.items()}
+
+    def expect(self, known: Payload) -> Payload:
+        """What every upload must look like, given one row's worth of what the cohort holds; returns what it keeps."""
+        kept: Payload = {}
+        for name, task in zip(self.ask.tasks, self.tasks, strict=True):
+            like = replies.template(task, known | kept)
+            kept |= {part: like[part] for part in task.keeps}
+            if not task.private:
+                self.like.append((name, like))
+        return kept
+
+    def add(self, client: int, answer: Answer) -> None:
+        """Take one client's answer: count its bytes, check it, and let the good rows into the mean."""
+        self.up += sum(payload_bytes(u) + w.nbytes for row in answer.values() for u, w in row)
+        wanted = self.positions[client]
+        if answer.keys() != wanted.keys():
+            self.lose(client, f"answered rows {sorted(answer)}, asked were {sorted(wanted)}")
+            return
+        for row, uploads in answer.items():
+            self._row(client, wanted[row], uploads)
+
+    def _row(self, client: int, position: int, uploads: list[Upload]) -> None:
+        for (name, like), (upload, weight) in zip(self.like, uploads, strict=True):
+            reason = replies.fault(upload, weight, like, self.max_weight)
+            if reason is not None:
+                self.dropped.append(Drop(client, name, reason))
+                return
+        self.good += 1
+        stacked = [{n: tree.map_(_one, p) for n, p in u.items()} for u, _ in uploads]
+        self.mean.add(stacked, [w.view(1) for _, w in uploads], torch.tensor([position]))
+
+    def lose(self, client: int, reason: str) -> None:
+        """A client that gave no usable answer at all."""
+        self.dropped.append(Drop(client, self.ask.tasks[0], reason))
+
+    def close(self, minimum: int) -> tuple[Reply, list[Drop], Row]:
+        if self.positions:
+            replies.require(self.good, minimum, self.ask.tasks[0], self.dropped)
+        sent = payload_bytes(self.ask.send)
+        name, clients = "+".join(self.ask.tasks), len(self.positions)
+        row = Row(self.at.round, self.at.phase, name, clients, self.down, sent, self.up)
+        return self.mean.reply(), self.dropped, row
+
+
+def _one(leaf: Tensor) -> Tensor:
+    return leaf.unsqueeze(0)

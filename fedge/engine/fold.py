@@ -1,0 +1,91 @@
+"""Running a task's fold: for one job, plainly; for many jobs at once, vectorised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from fedge.core import Batch, Carry, Params, Payload, Task
+from fedge.engine.batches import Schedule
+from fedge.engine.trace import Traced
+
+Upload = tuple[Payload, Tensor]
+Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
+
+
+class StepError(RuntimeError):
+    """Client work raised; says at which step."""
+
+    def __init__(self, step: int | str, error: Exception) -> None:
+        super().__init__(f"step {step}: {type(error).__name__}: {error}")
+        self.step = step
+
+
+def fold_one(task: Task, sent: Payload, batches: Iterable[Batch], examples: int, row: Tensor) -> Upload:
+    """start, step over every batch, finish: what a device does."""
+    step: int | str = "start"
+    try:
+        carry = task.start(sent)
+        for step, batch in enumerate(batches):  # noqa: B007
+            carry = task.step(sent, carry, relabelled(task, batch, row))
+        step = "finish"
+        return task.finish(sent, carry, torch.tensor(examples, device=row.device))
+    except Exception as error:
+        _fail(step, error)
+
+
+def _fail(step: int | str, error: Exception) -> NoReturn:
+    raise StepError(step, error) from error
+
+
+def relabelled(task: Task, batch: Batch, row: Tensor) -> Batch:
+    """The batch as this row sees it."""
+    return batch if task.relabel is None else batch._replace(y=task.relabel(batch.y, row))
+
+
+class Stacked:
+    """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
+
+    Jobs are sorted by their number of steps. Whoever is done leaves the stack, so a step never computes for a client
+    that has no batch left, and `step` never sees an empty batch.
+    """
+
+    def __init__(self, task: Task, dims: dict[str, int | None]) -> None:
+        self.dims = dims
+
+        def first(sent: Payload, row: Tensor) -> Carry:
+            return task.start(sent)
+
+        def step(sent: Payload, carry: Carry, batch: Batch, row: Tensor) -> Carry:
+            return task.step(sent, carry, relabelled(task, batch, row))
+
+        self.start = vmap(first, in_dims=(dims, 0), randomness="error")
+        self.step = Traced(vmap(step, in_dims=(dims, 0, 0, 0), randomness="error"))
+        self.finish = vmap(task.finish, in_dims=(dims, 0, 0), randomness="error")
+
+    def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
+        carry, done, active = self.start(sent, rows), [], len(rows)
+        some = sent
+        for begin, end, left in schedule.segments():
+            if left < active:
+                done.append(_map(lambda leaf, n=left: leaf[n:], carry))
+                carry, active = _map(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
+                some = {name: self._head(name, part, left) for name, part in sent.items()}
+            for indices, mask, keys in schedule.blocks(begin, end, left):
+                carry = self.step(some, carry, gather(indices, mask, keys), rows[:left])
+        if done:
+            carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done))
+        upload: Upload = self.finish(sent, carry, schedule.sizes)
+        return upload
+
+    def _head(self, name: str, part: Params, count: int) -> Params:
+        return part if self.dims[name] is None else _map(lambda leaf: leaf[:count], part)
+
+
+def _map(function: Callable[..., Tensor], *nests: Any) -> Any:
+    return pytree.tree_map(function, *nests)

@@ -1,0 +1,56 @@
+"""The ledger: bytes that crossed a link, counted where they cross and nowhere else.
+
+What is counted is payload: the raw size of every tensor that is sent or uploaded, an upload's weight included. Framing,
+task names and addresses are not (a real transport adds its own and reports it apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from fedge.core import Payload
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ask of one phase. `down` sends every client its own copy; `broadcast` sends the whole once."""
+
+    round: int
+    phase: int
+    task: str
+    clients: int
+    down: int
+    broadcast: int
+    up: int
+
+
+def payload_bytes(payload: Payload) -> int:
+    return sum(leaf.nbytes for part in payload.values() for leaf in part.values())
+
+
+@dataclass
+class Ledger:
+    """Rows in the order of events; iterate, index, or sum them."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[index]
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def total(self, round: int | None = None) -> dict[str, int]:
+        """Bytes of one round, or of all."""
+        chosen: Iterable[Row] = [r for r in self.rows if round is None or r.round == round]
+        return {way: sum(getattr(row, way) for row in chosen) for way in ("down", "broadcast", "up")}
+
+    def as_dicts(self) -> list[dict[str, int | str]]:
+        return [asdict(row) for row in self.rows]

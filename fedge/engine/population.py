@@ -1,0 +1,99 @@
+"""Who holds what: the clients of a federation as an engine needs them, a cohort at a time.
+
+Nothing here is as large as the population but the federation's own flat index.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedge.core import At, Task
+from fedge.engine.ledger import Row
+from fedge.federation import Federation
+from fedge.keys import SHARE, choose, fold
+
+
+class Jobs(NamedTuple):
+    """(client, row) pairs: client ids, row ids (0 without rows) and the row's position in what was sent; all [J]."""
+
+    clients: Tensor
+    rows: Tensor
+    positions: Tensor
+
+
+class Population:
+    """The pool of examples on a device, and which of them each client has."""
+
+    def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device) -> None:
+        data = federation.data
+        x = data.train_x.to(dtype) if data.train_x.is_floating_point() else data.train_x
+        self.x, self.y = x.to(device), data.train_y.to(device)
+        self.index, self.offsets = federation.index.to(device), federation.offsets
+        self.clients = federation.clients
+        self.shared = torch.empty(0, dtype=torch.long, device=device)
+        self._rows: dict[int, list[int]] = {}
+
+    def sizes(self, clients: Tensor) -> Tensor:
+        """How many examples each client folds over, shared ones included, [C]."""
+        return self.offsets[clients + 1] - self.offsets[clients] + len(self.shared)
+
+    def own(self, client: int) -> Tensor:
+        """The pool indices of a client's own examples."""
+        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def examples(self, client: int) -> Tensor:
+        """The pool indices of all that a client folds over: its own, then the shared."""
+        return torch.cat([self.own(client), self.shared])
+
+    def flat_examples(self, clients: Tensor) -> Tensor:
+        """`examples` of many clients, one after another."""
+        start = self.offsets[clients]
+        size = self.offsets[clients + 1] - start
+        end = size.cumsum(0)
+        within = torch.arange(int(end[-1])) - (end - size).repeat_interleave(size)
+        own = self.index[(start.repeat_interleave(size) + within).to(self.index.device)]
+        if not len(self.shared):
+            return own
+        parts = [torch.cat([piece, self.shared]) for piece in own.split(size.tolist())]
+        return torch.cat(parts)
+
+    def held_rows(self, client: int, task: Task) -> list[int]:
+        """Which rows a client works on, from its own labels; it declares them once."""
+        if client not in self._rows:
+            assert task.holds is not None
+            holds = task.holds(self.y[self.own(client)].unique())
+            self._rows[client] = holds.nonzero().flatten().tolist()
+        return self._rows[client]
+
+    def jobs(self, clients: Tensor, task: Task, rows: tuple[int, ...] | None) -> Jobs:
+        """All work of a cohort: one job a client, or one for every asked row that it holds."""
+        if task.rows is None:
+            zeros = torch.zeros_like(clients)
+            return Jobs(clients, zeros, zeros)
+        position = {row: i for i, row in enumerate(rows if rows is not None else range(task.rows))}
+        found = [
+            (client, row, position[row])
+            for client in clients.tolist()
+            for row in self.held_rows(client, task)
+            if row in position
+        ]
+        table = torch.tensor(found, dtype=torch.long).view(-1, 3)
+        return Jobs(table[:, 0], table[:, 1], table[:, 2])
+
+    def declare(self, tasks: list[Task]) -> Row | None:
+        """What it costs every client to say, once and as one byte a row, which rows it holds."""
+        rows = max((task.rows or 0 for task in tasks), default=0)
+        if not rows:
+            return None
+        return Row(0, 0, "rows", self.clients, 0, 0, self.clients * rows)
+
+    def share(self, at: At, beta: float) -> Row:
+        """Draw round(beta * mean n_k) examples of the pool and give them to every client."""
+        wanted = max(1, round(beta * len(self.index) / self.clients))
+        picked = choose(fold(at.seed, SHARE, at.round, at.phase), len(self.y), min(wanted, len(self.y)))
+        self.shared = picked.to(self.index.device)
+        size = self.x[self.shared].nbytes + self.y[self.shared].nbytes
+        return Row(at.round, at.phase, "share", self.clients, size * self.clients, size, 0)

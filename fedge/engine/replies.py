@@ -1,0 +1,143 @@
+"""Uploads are checked before any arithmetic, then averaged; a bad one is dropped and named."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedge.core import Drop, Params, Payload, Reply, Task
+
+MAX_WEIGHT = 1e6
+
+
+class TooFewReplies(RuntimeError):
+    """A phase had fewer good uploads than it needs."""
+
+
+def template(task: Task, sent: Payload) -> Payload:
+    """What an upload of this task must look like: the fold over no batches has the same names, shapes and types."""
+    upload, _ = task.finish(sent, task.start(sent), torch.tensor(1))
+    return upload
+
+
+def fault(upload: Payload, weight: Tensor, like: Payload, max_weight: float = MAX_WEIGHT) -> str | None:
+    """Why one client's upload cannot be used, None if it can."""
+    return shape_fault(upload, like) or value_fault(upload, weight, max_weight)
+
+
+def shape_fault(upload: Payload, like: Payload) -> str | None:
+    names = {f"{part}/{name}" for part, leaves in upload.items() for name in leaves}
+    expected = {f"{part}/{name}" for part, leaves in like.items() for name in leaves}
+    if names != expected:
+        return f"upload has {sorted(names ^ expected)[0]!r} too many or too few"
+    for part, leaves in like.items():
+        for name, leaf in leaves.items():
+            got = upload[part][name]
+            if got.shape != leaf.shape:
+                return f"'{part}/{name}' has shape {list(got.shape)}, not {list(leaf.shape)}"
+            if got.dtype != leaf.dtype:
+                return f"'{part}/{name}' is {got.dtype}, not {leaf.dtype}"
+    return None
+
+
+def value_fault(upload: Payload, weight: Tensor, max_weight: float) -> str | None:
+    if weight.numel() != 1:
+        return f"the weight has shape {list(weight.shape)}, not one value"
+    number = float(weight)
+    if not math.isfinite(number) or not 0 < number <= max_weight:
+        return f"weight {number:g} is not in (0, {max_weight:g}]"
+    for part, leaves in upload.items():
+        for name, leaf in leaves.items():
+            if not bool(torch.isfinite(leaf).all()):
+                return f"'{part}/{name}' is not finite"
+    return None
+
+
+def good_jobs(uploads: list[tuple[Payload, Tensor]], max_weight: float) -> Tensor:
+    """Which of a stack of jobs passed every value check, [J]; the simulator's shapes are right by construction."""
+    good = torch.ones_like(uploads[0][1], dtype=torch.bool)
+    for upload, weight in uploads:
+        good &= (weight > 0) & (weight <= max_weight)  # false for NaN too
+        for leaves in upload.values():
+            for leaf in leaves.values():
+                good &= torch.isfinite(_largest(leaf))
+    return good
+
+
+def _largest(leaf: Tensor) -> Tensor:
+    """The largest magnitude of every job, [J]: NaN and infinity survive it, and nothing is copied."""
+    flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)
+    if not flat.is_floating_point():
+        flat = flat.double()
+    largest: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
+    return largest
+
+
+class Mean:
+    """A streaming weighted mean, by row: sum_j w_j u_j / sum_j w_j over the jobs added so far."""
+
+    def __init__(self, rows: int | None) -> None:
+        self.rows = rows
+        self.sums: Payload = {}
+        self.weights: dict[str, Tensor] = {}
+        self.clients: Tensor | None = None
+
+    def add(self, uploads: list[Payload], weights: list[Tensor], rows: Tensor) -> None:
+        """Stacked jobs [J, ...], one payload and weight a task, and the row position of every job, [J]."""
+        ones = self._by_row(torch.ones_like(weights[0]), rows)
+        self.clients = ones if self.clients is None else self.clients + ones
+        for upload, weight in zip(uploads, weights, strict=True):
+            total = self._by_row(weight.double(), rows)
+            for part, leaves in upload.items():
+                sums = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
+                self._merge(part, sums, total)
+
+    def _merge(self, part: str, sums: Params, total: Tensor) -> None:
+        if part not in self.sums:
+            self.sums[part], self.weights[part] = sums, total
+            return
+        for name, leaf in sums.items():
+            self.sums[part][name] += leaf
+        self.weights[part] = self.weights[part] + total
+
+    def _sum(self, leaf: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
+        weight = weight.to(leaf.dtype if leaf.is_floating_point() else torch.float32)
+        if self.rows is None:
+            flat = leaf.to(weight.dtype).reshape(len(leaf), -1)
+            return (weight @ flat).view(leaf.shape[1:])
+        weighted = leaf * weight.view(-1, *[1] * (leaf.dim() - 1))
+        out = weighted.new_zeros(self.rows, *leaf.shape[1:])
+        return out.index_add_(0, rows, weighted)
+
+    def _by_row(self, values: Tensor, rows: Tensor) -> Tensor:
+        if self.rows is None:
+            return values.sum()
+        return values.new_zeros(self.rows).index_add_(0, rows, values)
+
+    def reply(self) -> Reply:
+        """The means; a row that nobody answered holds zeros and counts no clients."""
+        if self.clients is None:
+            return Reply({}, torch.zeros(() if self.rows is None else (self.rows,), dtype=torch.long))
+        mean = {
+            part: {name: _divide(leaf, self.weights[part]) for name, leaf in sums.items()}
+            for part, sums in self.sums.items()
+        }
+        return Reply(mean, self.clients.long())
+
+
+def _divide(leaf: Tensor, weight: Tensor) -> Tensor:
+    safe = torch.where(weight > 0, weight, 1.0).to(leaf.dtype)
+    return leaf / safe.view([*safe.shape, *[1] * (leaf.dim() - safe.dim())])
+
+
+def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
+    """Too few good uploads is an error that says what was wrong with the others."""
+    if good >= minimum:
+        return
+    why = "; ".join(f"client {d.client}: {d.reason}" for d in dropped[:3]) or "no client answered"
+    raise TooFewReplies(
+        f"task '{task}' has {good} good uploads, {minimum} needed ({why}): "
+        "lower the step size if values are not finite, or the required number of replies"
+    )

@@ -1,0 +1,224 @@
+"""The simulator: a whole cohort as one batched computation on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
+from fedge.engine import replies
+from fedge.engine.batches import Schedule, client_key, client_keys, one_client
+from fedge.engine.fold import Stacked, Upload, fold_one
+from fedge.engine.ledger import Ledger, Row, payload_bytes
+from fedge.engine.memory import Budget
+from fedge.engine.population import Jobs, Population
+from fedge.federation import Federation
+from fedge.handle import Handle, parameters
+
+
+class Simulator:
+    """A link whose clients live on this device, computed `chunk` jobs at a time.
+
+    Examples stay on the device. A chunk of jobs is stacked and folded with vmap, ragged clients masked; a streaming
+    mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is a plain loop, which is
+    what convolutions on a CPU want; by default the chunk is chosen from the model and the free memory.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        federation: Federation,
+        *,
+        device: torch.device | str = "cpu",
+        chunk: int | None = None,
+        min_replies: int = 1,
+        max_weight: float = replies.MAX_WEIGHT,
+    ) -> None:
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk is {chunk}, it must be at least 1 (None: chosen from memory)")
+        self.device = torch.device(device)
+        dtype = next(iter(parameters(algorithm.model).values())).dtype
+        self.population = Population(federation, dtype, self.device)
+        self.handle = Handle(algorithm.model, algorithm.loss, self.device)
+        self.budget = Budget(self.handle, self.population.x[0], self.device)
+        self.tasks = algorithm.tasks(self.handle)
+        self.ledger = Ledger()
+        self.chunk, self.min_replies, self.max_weight = chunk, min_replies, max_weight
+        self._folds: dict[tuple[Any, ...], Stacked] = {}
+        self._sent: dict[str, tuple[dict[int, int], Params]] = {}  # part -> row positions, tensors
+        self._kept: dict[str, tuple[dict[tuple[int, int], int], Params]] = {}  # part -> job positions
+        if (row := self.population.declare(list(self.tasks.values()))) is not None:
+            self.ledger.add(row)
+
+    def share(self, at: At, beta: float) -> None:
+        self.ledger.add(self.population.share(at, beta))
+
+    @torch.no_grad()
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
+        if at.phase == 0 or any(ask.cohort == "new" for ask in asks):
+            self._sent, self._kept = {}, {}
+        answers: list[Reply] = []
+        dropped: list[Drop] = []
+        for ask in asks:
+            reply, bad = self._one_ask(at, ask, clients)
+            answers.append(reply)
+            dropped += bad
+        return answers, dropped
+
+    def _one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
+        tasks = [self.tasks[name] for name in ask.tasks]
+        jobs = self.population.jobs(clients, tasks[0], ask.rows)
+        self._remember(ask, tasks[0])
+        mean = replies.Mean(None if tasks[0].rows is None else len(ask.rows or range(tasks[0].rows)))
+        up, kept = 0, _Kept(tasks)
+        dropped: list[Drop] = []
+        for part in self._chunks(tasks, jobs):
+            done = self._fold(at, ask, tasks, part)
+            kept.add(part, done)
+            uploads = {n: u for n, t, u in zip(ask.tasks, tasks, done, strict=True) if not t.private}
+            up += sum(payload_bytes(u) + w.nbytes for u, w in uploads.values())
+            good, bad = self._check(part, uploads)
+            dropped += bad
+            if len(good):
+                chosen = [_select(upload, good, len(bad)) for upload in uploads.values()]
+                positions = part.positions.to(self.device)[good]
+                mean.add([u for u, _ in chosen], [w for _, w in chosen], positions)
+        self._kept |= kept.parts()
+        if len(jobs.clients):
+            replies.require(len(jobs.clients) - len(dropped), self.min_replies, ask.tasks[0], dropped)
+        self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
+        return mean.reply(), dropped
+
+    def _row(self, at: At, ask: Ask, task: Task, jobs: Jobs, up: int) -> Row:
+        total = payload_bytes(ask.send)
+        asked = 1 if task.rows is None else len(ask.rows or range(task.rows))
+        down = total // asked * len(jobs.clients)
+        count = len(jobs.clients.unique())
+        return Row(at.round, at.phase, "+".join(ask.tasks), count, down, total, up)
+
+    def _chunks(self, tasks: list[Task], jobs: Jobs) -> Iterator[Jobs]:
+        """The jobs, most examples first, in pieces that fit into memory."""
+        sizes, order = self.population.sizes(jobs.clients).sort(descending=True, stable=True)
+        at = 0
+        while at < len(order):
+            largest = int(sizes[at])
+            width = max(min(task.batch_size or largest, largest) for task in tasks)
+            piece = order[at : at + (self.chunk or self.budget.jobs(width))]
+            yield Jobs(*(part[piece] for part in jobs))
+            at += len(piece)
+
+    def _remember(self, ask: Ask, task: Task) -> None:
+        rows = ask.rows if ask.rows is not None else tuple(range(task.rows or 1))
+        for name, part in ask.send.items():
+            self._sent[name] = ({row: i for i, row in enumerate(rows)}, part)
+            self._kept.pop(name, None)
+
+    def _payload(self, ask: Ask, task: Task, jobs: Jobs) -> tuple[Payload, dict[str, int | None]]:
+        """What these jobs work with: sent now, sent earlier, or kept by the clients; and which has a job axis."""
+        payload: Payload = {}
+        dims: dict[str, int | None] = {}
+        for name in (*ask.send, *ask.reuse):
+            if name in self._kept:
+                where, part = self._kept[name]
+                pairs = zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
+                index: list[int] | None = [where[pair] for pair in pairs]
+            elif name in self._sent:
+                known, part = self._sent[name]
+                index = None if task.rows is None else [known[row] for row in jobs.rows.tolist()]
+            else:
+                raise ValueError(
+                    f"task '{ask.tasks[0]}' reuses '{name}', which this cohort does not hold: send it, or list it "
+                    f"in the task's `keeps` (held: {sorted({*self._sent, *self._kept})})"
+                )
+            dims[name] = None if index is None else 0
+            payload[name] = part if index is None else tree.take(part, torch.tensor(index, device=self.device))
+        return payload, dims
+
+    def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> list[Upload]:
+        payload, dims = self._payload(ask, tasks[0], jobs)
+        run = self._plainly if len(jobs.clients) == 1 else self._stacked
+        done = []
+        for task in tasks:
+            upload, weight = run(at, task, payload, dims, jobs)
+            done.append((upload, weight))
+            payload = payload | {name: upload[name] for name in task.keeps}
+            dims = dims | dict.fromkeys(task.keeps, 0)
+        return done
+
+    def _stacked(self, at: At, task: Task, payload: Payload, dims: dict[str, int | None], jobs: Jobs) -> Upload:
+        clients, slots = jobs.clients.unique_consecutive(return_inverse=True)
+        schedule = Schedule(
+            task,
+            self.population.flat_examples(clients),
+            self.population.sizes(clients),
+            client_keys(at, clients),
+            slots,
+        )
+        kind = (id(task), *dims.items())
+        if kind not in self._folds:
+            self._folds[kind] = Stacked(task, dims)
+        return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device))
+
+    def _gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
+        flat = indices.flatten()
+        x = self.population.x.index_select(0, flat).unflatten(0, indices.shape)
+        y = self.population.y.index_select(0, flat).unflatten(0, indices.shape)
+        return Batch(x, y, mask, keys)
+
+    def _plainly(self, at: At, task: Task, payload: Payload, dims: dict[str, int | None], jobs: Jobs) -> Upload:
+        client = int(jobs.clients[0])
+        sent = {n: tree.take(p, 0) if dims[n] == 0 else p for n, p in payload.items()}
+        chosen = self.population.examples(client)
+        x, y = self.population.x[chosen], self.population.y[chosen]
+        row = jobs.rows[0].to(self.device)
+        batches = one_client(task, x, y, client_key(at, client))
+        upload, weight = fold_one(task, sent, batches, len(y), row)
+        return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
+
+    def _check(self, jobs: Jobs, uploads: dict[str, Upload]) -> tuple[Tensor, list[Drop]]:
+        passed = replies.good_jobs([*uploads.values()], self.max_weight)
+        if bool(passed.all()):
+            return passed.nonzero().flatten(), []
+        dropped = []
+        for job in (~passed).nonzero().flatten().tolist():
+            for name, (upload, weight) in uploads.items():
+                one = {n: tree.take(p, job) for n, p in upload.items()}
+                reason = replies.value_fault(one, weight[job], self.max_weight)
+                if reason is not None:
+                    dropped.append(Drop(int(jobs.clients[job]), name, reason))
+                    break
+        return passed.nonzero().flatten(), dropped
+
+
+class _Kept:
+    """What clients hold on to after a phase: some parts of their own uploads."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self.tasks = tasks
+        self.jobs: list[tuple[int, int]] = []
+        self.pieces: dict[str, list[Params]] = {}
+
+    def add(self, jobs: Jobs, uploads: list[Upload]) -> None:
+        if any(task.keeps for task in self.tasks):
+            self.jobs += zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
+        for task, (upload, _) in zip(self.tasks, uploads, strict=True):
+            for name in task.keeps:
+                self.pieces.setdefault(name, []).append(upload[name])
+
+    def parts(self) -> dict[str, tuple[dict[tuple[int, int], int], Params]]:
+        where = {job: i for i, job in enumerate(self.jobs)}
+        return {
+            name: (where, {k: torch.cat([p[k] for p in pieces]) for k in pieces[0]})
+            for name, pieces in self.pieces.items()
+        }
+
+
+def _select(upload: Upload, good: Tensor, bad: int) -> Upload:
+    if not bad:
+        return upload
+    payload, weight = upload
+    return {name: tree.take(part, good) for name, part in payload.items()}, weight[good]

@@ -1,0 +1,92 @@
+"""Addressed randomness: every draw is a pure function of where it happens.
+
+A key is an int64. `fold` derives a child key from a key and the words of an address (round, client, step, ...)
+with the SplitMix64 finaliser, in arithmetic modulo 2^64 that CPU, GPU and plain Python agree on to the bit. There is
+no generator to advance, so the order of work, the chunk and the machine change nothing.
+
+    >>> fold(0, 3, 17) == int(fold_tensor(0, 3, torch.tensor(17)))
+    True
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# What a key is drawn for. The first word of an address, so that no two uses share a stream.
+COHORT, ORDER, STEP, SHARE = 1, 2, 3, 4
+
+_BITS = (1 << 64) - 1
+
+
+def _signed(word: int) -> int:
+    word &= _BITS
+    return word - (1 << 64) if word >> 63 else word
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def _shift(z: Tensor, n: int) -> Tensor:
+    """Logical shift right; torch's own keeps the sign."""
+    return (z >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _FIRST
+    z = (z ^ _shift(z, 27)) * _SECOND
+    return z ^ _shift(z, 31)
+
+
+def _mix_int(z: int) -> int:
+    z &= _BITS
+    z = (z ^ (z >> 30)) * _FIRST & _BITS
+    z = (z ^ (z >> 27)) * _SECOND & _BITS
+    return _signed(z ^ (z >> 31))
+
+
+def fold(key: int, *words: int) -> int:
+    """The child of `key` at the address `words`."""
+    for word in words:
+        key = _mix_int(key + _GOLDEN * (word + 1))
+    return key
+
+
+def fold_tensor(key: int | Tensor, *words: int | Tensor) -> Tensor:
+    """The same for tensors of keys or words, which broadcast."""
+    for word in words:
+        if isinstance(key, int) and isinstance(word, int):
+            key = fold(key, word)
+        else:
+            step = (word + 1) * _GOLDEN
+            key = _mix(torch.as_tensor(key + (_signed(step) if isinstance(step, int) else step)))
+    return torch.as_tensor(key)
+
+
+def choose(key: int, population: int, count: int) -> Tensor:
+    """`count` different ids below `population`, ascending, in time that does not grow with the population.
+
+    The first `count` distinct values of the stream fold(key, 0), fold(key, 1), ... modulo the population. When more
+    than half are wanted the rejections would pile up, so all ids are sorted by their key instead.
+    """
+    if 2 * count > population:
+        keys = fold_tensor(key, torch.arange(population))
+        return keys.argsort(stable=True)[:count].sort().values
+    drawn = 2 * count
+    while True:
+        stream = (fold_tensor(key, torch.arange(drawn)) % population).tolist()
+        distinct = list(dict.fromkeys(stream))
+        if len(distinct) >= count:
+            return torch.tensor(sorted(distinct[:count]))
+        drawn *= 2
+
+
+def keep_mask(key: Tensor, shape: torch.Size, p: float, device: torch.device) -> Tensor:
+    """True with probability 1 - p for every element, addressed by the element's flat position.
+
+    Integers are compared, not floats: the mask is the same in every precision and on every device.
+    """
+    position = torch.arange(shape.numel(), device=device).view(shape)
+    return _shift(fold_tensor(key, position), 1) >= int(p * (1 << 63))

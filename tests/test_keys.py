@@ -1,0 +1,56 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedge.keys import choose, fold, fold_tensor, keep_mask
+
+words = st.integers(min_value=-(2**31), max_value=2**31)
+
+
+@given(st.integers(min_value=-(2**63), max_value=2**63 - 1), st.lists(words, min_size=1, max_size=4))
+def test_plain_integers_and_tensors_agree(key: int, address: list[int]) -> None:
+    tensors = fold_tensor(torch.tensor(key), *(torch.tensor(word) for word in address))
+    assert int(tensors) == fold(key, *address)
+    mixed = fold_tensor(key, *address[:-1], torch.tensor(address[-1]))
+    assert int(mixed) == fold(key, *address)
+
+
+def test_neighbouring_addresses_give_unrelated_bits() -> None:
+    keys = fold_tensor(0, torch.arange(20_000))
+    bits = (keys.unsqueeze(1) >> torch.arange(64)) & 1
+    assert (bits.double().mean(0) - 0.5).abs().max() < 0.02
+    flips = ((keys[1:] ^ keys[:-1]).unsqueeze(1) >> torch.arange(64)) & 1
+    assert (flips.double().mean(0) - 0.5).abs().max() < 0.02
+    assert fold(0, 1, 2) != fold(0, 2, 1)
+
+
+@given(st.integers(1, 300), st.data())
+def test_choose_gives_distinct_ids_in_range(population: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, population))
+    chosen = choose(data.draw(words), population, count).tolist()
+    assert len(set(chosen)) == count
+    assert chosen == sorted(chosen)
+    assert chosen[0] >= 0
+    assert chosen[-1] < population
+
+
+def test_choose_is_uniform_on_both_of_its_paths() -> None:
+    for count in (3, 8):  # below and above half of ten
+        hits = torch.zeros(10)
+        for key in range(4000):
+            hits[choose(fold(7, key), 10, count)] += 1
+        expected = 4000 * count / 10
+        assert (hits - expected).abs().max() < 5 * expected**0.5
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_keep_mask_keeps_the_right_share(p: float) -> None:
+    mask = keep_mask(torch.tensor(3), torch.Size([100, 200]), p, torch.device("cpu"))
+    assert abs(float(mask.double().mean()) - (1 - p)) < 0.01
+
+
+def test_keep_mask_of_a_shorter_batch_is_a_prefix() -> None:
+    long = keep_mask(torch.tensor(3), torch.Size([9, 4]), 0.5, torch.device("cpu"))
+    short = keep_mask(torch.tensor(3), torch.Size([5, 4]), 0.5, torch.device("cpu"))
+    assert torch.equal(long[:5], short)

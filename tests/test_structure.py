@@ -1,0 +1,102 @@
+"""The architecture, held by tests: imports flow one way, and the exported names are complete."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import fedge
+
+ROOT = Path(fedge.__file__).parent
+
+# What each part may import of ours. `core`, `tree`, `keys`, `checks` and `handle` are the base that all may use.
+BASE = {"core", "tree", "keys", "checks", "handle"}
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "tree": set(),
+    "keys": set(),
+    "checks": set(),
+    "handle": {"core", "keys"},
+    "data": {"checks"},
+    "partition": {"checks"},
+    "models": {"checks"},
+    "federation": {"data"},
+    "engine": {*BASE, "federation"},
+    "algorithms": BASE - {"keys"},
+    "evaluate": BASE,
+    "train": {*BASE, "federation", "engine", "evaluate"},
+    "report": {*BASE},
+    "deploy": {*BASE, "data", "partition", "federation", "engine", "algorithms", "evaluate", "train"},
+    "cli": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train", "report", "deploy"},
+}
+NEEDS_AN_EXTRA = {
+    "typer",
+    "rich",
+    "matplotlib",
+    "tensorboard",
+    "librosa",
+    "pooch",
+    "flwr",
+    "sklearn",
+    "scipy",
+    "pandas",
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, nested: bool) -> set[str]:
+    """Absolute names that a file imports, at its top level or anywhere."""
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if nested else iter(tree.body)
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def sources() -> list[Path]:
+    return [path for path in sorted(ROOT.rglob("*.py")) if path not in (ROOT / "__init__.py", ROOT / "__main__.py")]
+
+
+def test_imports_flow_one_way() -> None:
+    for path in sources():
+        part = part_of(path)
+        ours = {name.split(".")[1] for name in imports(path, nested=True) if name.startswith("fedge.")}
+        extra = {name for name in ours if (ROOT / name).exists() or (ROOT / f"{name}.py").exists()}
+        extra -= {part} | ALLOWED[part]
+        assert not extra, f"{path.relative_to(ROOT)} imports fedge.{', fedge.'.join(extra)}"
+
+
+def test_every_part_is_in_the_table() -> None:
+    assert {part_of(path) for path in sources()} <= set(ALLOWED)
+
+
+def test_the_core_needs_torch_and_numpy_alone() -> None:
+    for path in sources():
+        if part_of(path) in ("cli", "report", "deploy"):
+            continue
+        outside = {name.split(".")[0] for name in imports(path, nested=False)}
+        assert not outside & NEEDS_AN_EXTRA, f"{path.relative_to(ROOT)} needs {outside & NEEDS_AN_EXTRA}"
+
+
+def test_importing_fedge_loads_no_extra() -> None:
+    code = f"import fedge, sys; print(*(set(sys.modules) & {NEEDS_AN_EXTRA!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_exported_names_exist_and_are_complete() -> None:
+    for name in fedge.__all__:
+        assert hasattr(fedge, name), name
+    public = {name for name in vars(fedge) if not name.startswith("_")}
+    submodules = {path.stem for path in ROOT.iterdir()}
+    assert public - submodules <= set(fedge.__all__)
+    assert fedge.__all__ == sorted(fedge.__all__)

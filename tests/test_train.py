@@ -1,0 +1,227 @@
+"""The driver: records, bytes by hand, evaluation, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fedge
+from fedge import tree
+from fedge.core import Ask, Batch, Task
+from fedge.engine import Loopback, Simulator
+from tests.cases import close, ragged, toy_data, toy_model
+
+DIGITS = fedge.data.load("digits")
+
+
+def digits(clients: int = 100) -> fedge.Federation:
+    return fedge.Federation(DIGITS, fedge.partition.labels_per_client(DIGITS.train_y, clients, labels=2, seed=0))
+
+
+def test_bytes_by_hand() -> None:
+    run = fedge.train(fedge.FedAvg(fedge.models.mlp(seed=0), epochs=1), digits(), rounds=2, cohort=20, seed=0)
+    d = 64 * 32 + 32 + 32 * 10 + 10
+    for record in run.history:
+        assert record["down_bytes"] == 20 * d * 4
+        assert record["up_bytes"] == 20 * (d * 4 + 4)  # the update, and its weight
+    assert [(r.round, r.phase, r.task, r.clients, r.broadcast) for r in run.ledger] == [
+        (1, 0, "train", 20, d * 4),
+        (2, 0, "train", 20, d * 4),
+    ]
+    assert run.ledger.total() == {"down": 2 * 20 * d * 4, "broadcast": 2 * d * 4, "up": 2 * 20 * (d * 4 + 4)}
+
+
+def test_the_record_of_a_round() -> None:
+    run = fedge.train(
+        fedge.FedAvg(fedge.models.mlp(seed=0)), digits(), rounds=5, cohort=20, evaluate_every=2, evaluate_train=True
+    )
+    assert [record["round"] for record in run.history] == [1, 2, 3, 4, 5]
+    assert ["test_accuracy" in record for record in run.history] == [False, True, False, True, True]
+    last = run.history[-1]
+    assert len(last["cohort"]) == 20
+    assert last["dropped"] == []
+    assert last["seconds"] > 0
+    predicted = run.predict(DIGITS.test_x)
+    assert last["test_accuracy"] == float((predicted == DIGITS.test_y).double().mean())
+    loss = nn.functional.cross_entropy(run.scores(DIGITS.test_x).double(), DIGITS.test_y)
+    assert last["test_loss"] == pytest.approx(float(loss), rel=1e-5)
+    by_class = [float((predicted[DIGITS.test_y == c] == c).double().mean()) for c in range(10)]
+    assert last["test_class_accuracy"] == pytest.approx(by_class)
+    trained = float((run.predict(DIGITS.train_x) == DIGITS.train_y).double().mean())
+    assert last["train_accuracy"] == trained
+
+
+def test_one_client_with_all_data_is_centralised_training() -> None:
+    data, model = toy_data(), toy_model()
+    federation = fedge.Federation(data, [range(len(data.train_y))])
+    run = fedge.train(fedge.FedAvg(model, lr=0.3, epochs=4, batch_size=None), federation, rounds=3)
+    plain = toy_model()
+    optimiser = torch.optim.SGD(plain.parameters(), lr=0.3)
+    for _ in range(12):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(plain(data.train_x), data.train_y).backward()
+        optimiser.step()
+    assert close(run.params, {n: p.detach() for n, p in plain.named_parameters()}) < 1e-12
+
+
+def test_a_single_precision_model_stays_single_and_a_double_one_double() -> None:
+    for dtype in (torch.float32, torch.float64):
+        run = fedge.train(fedge.FedAvg(toy_model(dtype=dtype)), ragged(toy_data()), rounds=1, cohort=3)
+        assert {leaf.dtype for leaf in run.params.values()} == {dtype}
+
+
+def test_the_users_module_is_left_alone_and_frozen_layers_are_not_sent() -> None:
+    model = toy_model()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    first, *trained = before
+    model.get_parameter(first).requires_grad_(False)
+    run = fedge.train(fedge.FedAvg(model), ragged(toy_data()), rounds=1)
+    assert list(run.params) == trained
+    assert run.history[0]["down_bytes"] == 7 * 8 * sum(before[n].numel() for n in trained)
+    assert close(before, {n: p.detach() for n, p in model.named_parameters()}) == 0
+    assert [p.requires_grad for p in model.parameters()] == [False, *[True] * len(trained)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds is 0, it must be a whole number of at least 1"),
+        ({"rounds": 1, "cohort": 8}, "cohort is 8, but there are only 7 clients: lower it to at most 7"),
+        ({"rounds": 1, "cohort": 0}, "cohort is 0"),
+        ({"rounds": 1, "evaluate_every": 0}, "evaluate_every is 0"),
+    ],
+)
+def test_impossible_training_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedge.train(fedge.FedAvg(toy_model()), ragged(toy_data()), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0}, "lr is 0, it must be greater than 0"),
+        ({"lr": float("nan")}, "lr is nan, it must be a finite number"),
+        ({"lr": "0.1"}, "lr is '0.1', it must be a finite number"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": -3}, "batch_size is -3.*None for all"),
+        ({"momentum": 1.0}, "momentum is 1.0, it must be at least 0 and below 1"),
+        ({"weight_decay": -1e-3}, "weight_decay is -0.001, it must be 0 or more"),
+        ({"optimiser": "adamm"}, r"optimiser is 'adamm' \(did you mean 'adam'\?\)"),
+        ({"optimiser": "adam", "momentum": 0.5}, "local Adam has its own"),
+        ({"server_optimiser": "adam", "server_momentum": 0.5}, "server Adam has its own"),
+    ],
+)
+def test_impossible_hyper_parameters_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedge.FedAvg(toy_model(), **options)
+
+
+def test_batch_norm_is_refused_by_the_name_of_the_layer() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match=r"layer '1' \(BatchNorm1d\).*nn.GroupNorm"):
+        fedge.train(fedge.FedAvg(model), ragged(toy_data()), rounds=1)
+
+
+def test_a_lazy_module_and_one_without_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet"):
+        fedge.train(fedge.FedAvg(nn.Sequential(nn.LazyLinear(3))), ragged(toy_data()), rounds=1)
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        fedge.train(fedge.FedAvg(nn.Flatten()), ragged(toy_data()), rounds=1)
+
+
+def test_a_loss_that_is_not_per_example_is_refused() -> None:
+    algorithm = fedge.FedAvg(toy_model(), loss=nn.functional.cross_entropy)
+    with pytest.raises(Exception, match="one value an example"):
+        fedge.train(algorithm, ragged(toy_data()), rounds=1)
+
+
+def test_regression_has_a_loss_and_no_accuracy() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=g)
+    y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0])
+    data = fedge.data.Data(x[:50], y[:50], x[50:], y[50:], classes=0)
+    federation = fedge.Federation(data, [range(20), range(20, 50)])
+    model = fedge.models.logistic(4, 1, seed=0)
+    algorithm = fedge.FedAvg(model, lr=0.05, batch_size=5, loss=lambda out, y: (out[:, 0] - y) ** 2)
+    run = fedge.train(algorithm, federation, rounds=20)
+    assert run.history[-1]["test_loss"] < 1e-3
+    assert "test_accuracy" not in run.history[-1]
+
+
+class TwoPhases(fedge.Algorithm):
+    """Keeps, reuses, private work and a new cohort, all in one flow: each client reports what it was left with."""
+
+    loss = staticmethod(fedge.cross_entropy)
+
+    def __init__(self, model: nn.Module, reuse: tuple[str, ...] = ("params", "own"), cohort: str = "same") -> None:
+        self.model, self.reuse, self.cohort = model, reuse, cohort
+
+    def tasks(self, model):
+        def start(sent):
+            return tree.zeros_like(sent["params"])
+
+        def step(sent, carry, batch: Batch):
+            return tree.axpy(batch.examples.to(torch.float64), model.grad(sent["params"], batch), carry)
+
+        def finish(sent, carry, examples):
+            return {"own": tree.scale(1 / examples, carry)}, examples.float()
+
+        def report(sent, carry, examples):
+            gap = tree.sub(sent["mean"], sent["own"])
+            return {"gap": {"norm": tree.dot(gap, gap)}}, examples.float()
+
+        def nothing(sent, carry, batch):
+            return carry
+
+        return {
+            "gradient": Task(start, step, finish, batch_size=4, keeps=("own",)),
+            "anchor": Task(start, step, finish, batch_size=4, keeps=("own",), private=True),
+            "report": Task(start, nothing, report),
+        }
+
+    def init(self, params):
+        return {"params": params, "gap": torch.zeros(())}
+
+    def round(self, state):
+        first = yield Ask("gradient", {"params": state["params"]})
+        send = {"mean": first.mean["own"]}
+        if self.cohort == "new":
+            ask = Ask(("anchor", "report"), {**send, "params": state["params"]}, cohort="new")
+        else:
+            ask = Ask("report", send, reuse=self.reuse)
+        second = yield ask
+        return {"params": tree.axpy(-0.1, first.mean["own"], state["params"]), "gap": second.mean["gap"]["norm"]}
+
+
+@pytest.mark.parametrize("cohort", ["same", "new"])
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+def test_clients_keep_what_a_later_phase_reuses(cohort: str, chunk: int | None) -> None:
+    federation, data = ragged(toy_data()), toy_data()
+    algorithm = TwoPhases(toy_model(), cohort=cohort)
+    runs = [
+        fedge.train(algorithm, federation, rounds=2, cohort=4, seed=1, link=link)
+        for link in (Simulator(algorithm, federation, chunk=chunk), Loopback(algorithm, federation))
+    ]
+    assert runs[0].ledger.rows == runs[1].ledger.rows
+    assert float(runs[0].state["gap"]) == pytest.approx(float(runs[1].state["gap"]), rel=1e-12)
+    assert float(runs[0].state["gap"]) > 1e-3
+    assert close(runs[0].params, runs[1].params) < 1e-12
+    d = tree.size(runs[0].params)
+    sent = 2 * d if cohort == "new" else d
+    assert [(r.task, r.down, r.up) for r in runs[0].ledger][1] == (
+        "anchor+report" if cohort == "new" else "report",
+        4 * 8 * sent,
+        4 * (8 + 4),  # one number and its weight; what is private or kept is not sent
+    )
+    if cohort == "new":
+        assert len(runs[0].history[0]["cohort"]) > 4
+    assert len(data.train_y) == 90
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_reusing_what_nobody_holds_is_an_error(link) -> None:
+    federation = ragged(toy_data())
+    algorithm = TwoPhases(toy_model(), reuse=("params", "other"))
+    with pytest.raises(ValueError, match=r"reuses 'other', which this cohort does not hold.*held: \['mean', 'own'"):
+        fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation))
