@@ -5,7 +5,9 @@ from fedge.algorithms import FedAvg
 from fedge.core import Algorithm, Ask, Batch, Reply, Task
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
-from fedge.train import Run, train
+from fedge.run import Run
+from fedge.runfolder import RunFolderError
+from fedge.train import train
 
 __version__ = "0.1.0"
 
@@ -17,6 +19,7 @@ __all__ = [
     "Federation",
     "Reply",
     "Run",
+    "RunFolderError",
     "Task",
     "cross_entropy",
     "data",

@@ -3,55 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
-from fedge.core import Algorithm, At, Params, S, drive
-from fedge.engine.ledger import Ledger
+from fedge.core import Algorithm, Ask, At, Drop, Reply, S, drive
 from fedge.engine.simulator import Simulator
-from fedge.evaluate import evaluate, scores
+from fedge.evaluate import evaluate
 from fedge.federation import Federation
-from fedge.handle import Handle, parameters
+from fedge.handle import parameters
 from fedge.keys import COHORT, choose, fold
+from fedge.log import Log, describe, open_log
+from fedge.run import Record, Run
+from fedge.runfolder import RunFolderError
 
-Record = dict[str, Any]
-
-
-@dataclass
-class Run(Generic[S]):
-    """What training left: the server's state, one record a round, and every byte."""
-
-    algorithm: Algorithm[S]
-    state: S
-    handle: Handle
-    history: list[Record] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-
-    @property
-    def rounds(self) -> int:
-        return len(self.history)
-
-    @property
-    def params(self) -> Params:
-        """The trained parameters by the module's own names."""
-        return self.algorithm.params(self.state)
-
-    def scores(self, x: Tensor) -> Tensor:
-        """[N, ...] -> [N, classes], on the device of the parameters."""
-        like = next(iter(self.params.values()))
-        x = x.to(like.device, like.dtype) if x.is_floating_point() else x.to(like.device)
-        return scores(self.algorithm, self.handle, self.state, x)
-
-    def predict(self, x: Tensor) -> Tensor:
-        """[N, ...] -> [N], the class with the largest score."""
-        return self.scores(x).argmax(1)
+Draw = Callable[[At], Tensor]
 
 
 def train(
@@ -62,36 +34,103 @@ def train(
     cohort: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    out: Path | str | None = None,
     start: Run[S] | None = None,
+    resume: bool = False,
     evaluate_every: int = 1,
     evaluate_train: bool = False,
+    checkpoint_every: int = 10,
+    config: Mapping[str, Any] | None = None,
+    name: str | None = None,
     link: Any = None,
     on_round: Callable[[Record], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Run[S]:
     """Train for so many rounds with `cohort` clients in each (None: all of them), and evaluate.
 
     `start` goes on from an earlier run: its state, its history, its round numbers; 10 rounds and 10 more are the
-    20 of one run. `link` carries the phases; by default the vectorised simulator on `device`.
+    20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
+    rounds, and ends as if it had never stopped. `link` carries the phases; by default the vectorised simulator on
+    `device`. `stop` is asked after every phase: if it says so, training ends at the last complete round.
     """
-    at_least_one("rounds", rounds)
-    at_least_one("evaluate_every", evaluate_every)
+    for field_name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
+        at_least_one(field_name, value)
+    at_least_one("checkpoint_every", checkpoint_every)
     draw = cohorts(federation.clients, cohort)
     link = Simulator(algorithm, federation, device=device) if link is None else link
-    run = _begin(algorithm, link, start, seed, draw)
+    settings = {"rounds": rounds, "cohort": cohort, "seed": seed, "evaluate_every": evaluate_every}
+    settings |= {"evaluate_train": evaluate_train, "checkpoint_every": checkpoint_every}
+    log = open_log(out, config or describe(algorithm, settings), name, link, checkpoint_every)
+    if resume and start is not None:
+        raise ValueError("give either start (a Run) or resume (a run folder), not both")
+    if resume and log is None:
+        raise RunFolderError("resume needs the run folder to go on from: give `out`")
+    if resume and log is not None and log.resumable:
+        run, last = log.reopen(algorithm), rounds
+        replay(algorithm, link, run, seed, draw)
+    else:
+        run = _begin(algorithm, link, start, seed, draw)
+        last = run.rounds + rounds
+        if log is not None:
+            log.create(federation, run)
     judge = Judge(federation, link, evaluate_train)
-    last = run.rounds + rounds
     with exact_float32():
-        for number in range(run.rounds + 1, last + 1):
-            record = one_round(run, link, seed, number, draw)
-            if number % evaluate_every == 0 or number == last:
-                record |= judge(run)
-            run.history.append(record)
-            if on_round is not None:
-                on_round(record)
+        _rounds(run, Interruptible(link, stop), judge, log, seed, draw, last, evaluate_every, on_round)
     return run
 
 
-def cohorts(clients: int, cohort: int | None) -> Callable[[At], Tensor]:
+def _rounds(
+    run: Run[S],
+    link: Any,
+    judge: Judge,
+    log: Log | None,
+    seed: int,
+    draw: Draw,
+    last: int,
+    evaluate_every: int,
+    on_round: Callable[[Record], None] | None,
+) -> None:
+    """The rounds that are left; a stop leaves the run at its last complete one."""
+    for number in range(run.rounds + 1, last + 1):
+        before = len(run.ledger)
+        try:
+            record = one_round(run, link, seed, number, draw)
+        except Stop:
+            del run.ledger.rows[before:]
+            run.stopped = True
+            break
+        if number % evaluate_every == 0 or number == last:
+            record |= judge(run)
+        run.history.append(record)
+        if log is not None:
+            log.round(run, record, run.ledger.rows[before:])
+        if on_round is not None:
+            on_round(record)
+    if log is not None:
+        log.end(run)
+
+
+class Stop(Exception):
+    """Raised between two phases when somebody wants training to end."""
+
+
+class Interruptible:
+    """A link that can be left between two phases."""
+
+    def __init__(self, link: Any, stop: Callable[[], bool] | None) -> None:
+        self.link, self.stop = link, stop
+
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
+        answer: tuple[list[Reply], list[Drop]] = self.link.ask(at, asks, clients)
+        if self.stop is not None and self.stop():
+            raise Stop
+        return answer
+
+    def share(self, at: At, beta: float) -> None:
+        self.link.share(at, beta)
+
+
+def cohorts(clients: int, cohort: int | None) -> Draw:
     """The draw of a cohort as a function of the address alone."""
     size = clients if cohort is None else cohort
     at_least_one("cohort", size)
@@ -100,35 +139,39 @@ def cohorts(clients: int, cohort: int | None) -> Callable[[At], Tensor]:
     return lambda at: choose(fold(at.seed, COHORT, at.round, at.phase), clients, size)
 
 
-def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, draw: Callable[[At], Tensor]) -> Run[S]:
+def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, draw: Draw) -> Run[S]:
     """A fresh run after its setup, or the earlier one with setup replayed and not counted again."""
-    device = next(iter(parameters(link.handle.module.requires_grad_()).values())).device
-    params = {name: leaf.to(device) for name, leaf in parameters(algorithm.model).items()}
-    state = algorithm.init(params) if start is None else _to(start.state, device)
-    after, _ = drive(algorithm.setup(state), link, seed, 0, draw)
     if start is None:
-        return Run(algorithm, after, link.handle, [], link.ledger)
+        params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
+        state, _ = drive(algorithm.setup(algorithm.init(params)), link, seed, 0, draw)
+        return Run(algorithm, state, link.handle, [], link.ledger)
+    state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(link.device), start.state)
     link.ledger.rows[:] = start.ledger.rows
-    return Run(algorithm, state, link.handle, list(start.history), link.ledger)
+    run = Run(algorithm, state, link.handle, list(start.history), link.ledger)
+    replay(algorithm, link, run, seed, draw)
+    return run
 
 
-def _to(state: S, device: torch.device) -> S:
-    moved: S = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), state)
-    return moved
+def replay(algorithm: Algorithm[S], link: Any, run: Run[S], seed: int, draw: Draw) -> None:
+    """Do setup once more for what it leaves with the clients; its bytes were counted the first time."""
+    rows = list(run.ledger.rows)
+    drive(algorithm.setup(run.state), link, seed, 0, draw)
+    run.ledger.rows[:] = rows
 
 
-def one_round(run: Run[S], link: Any, seed: int, number: int, draw: Callable[[At], Tensor]) -> Record:
+def one_round(run: Run[S], link: Any, seed: int, number: int, draw: Draw) -> Record:
     """Advance the run by one round and say what happened."""
-    begin = time.perf_counter()
-    run.state, progress = drive(run.algorithm.round(run.state), link, seed, number, draw)
+    begin, before = time.perf_counter(), len(run.ledger)
+    state, progress = drive(run.algorithm.round(run.state), link, seed, number, draw)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    moved = run.ledger.total(number)
+    run.state = state
+    rows = run.ledger.rows[before:]
     return {
         "round": number,
         "cohort": sorted(progress.cohort),
-        "up_bytes": moved["up"],
-        "down_bytes": moved["down"],
+        "up_bytes": sum(row.up for row in rows),
+        "down_bytes": sum(row.down for row in rows),
         "seconds": time.perf_counter() - begin,
         "dropped": [drop._asdict() for drop in progress.dropped],
     }

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from fedge import tree
+from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
 from fedge.engine import replies
 from fedge.engine.batches import Schedule, client_key, client_keys, one_client
 from fedge.engine.fold import Stacked, Upload, fold_one
-from fedge.engine.ledger import Ledger, Row, payload_bytes
+from fedge.engine.ledger import Row, payload_bytes
+from fedge.engine.local import LocalLink
 from fedge.engine.memory import Budget
-from fedge.engine.population import Jobs, Population
+from fedge.engine.population import Jobs
 from fedge.federation import Federation
-from fedge.handle import Handle, parameters
 
 
-class Simulator:
+class Simulator(LocalLink):
     """A link whose clients live on this device, computed `chunk` jobs at a time.
 
     Examples stay on the device. A chunk of jobs is stacked and folded with vmap, ragged clients masked; a streaming
@@ -38,38 +39,25 @@ class Simulator:
         min_replies: int = 1,
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"chunk is {chunk}, it must be at least 1 (None: chosen from memory)")
-        self.device = torch.device(device)
-        dtype = next(iter(parameters(algorithm.model).values())).dtype
-        self.population = Population(federation, dtype, self.device)
-        self.handle = Handle(algorithm.model, algorithm.loss, self.device)
+        super().__init__(algorithm, federation, device=device, min_replies=min_replies, max_weight=max_weight)
+        at_least_one("chunk", chunk, optional=True)
+        self.chunk = chunk
         self.budget = Budget(self.handle, self.population.x[0], self.device)
-        self.tasks = algorithm.tasks(self.handle)
-        self.ledger = Ledger()
-        self.chunk, self.min_replies, self.max_weight = chunk, min_replies, max_weight
         self._folds: dict[tuple[Any, ...], Stacked] = {}
+        self.forget()
+
+    def forget(self) -> None:
         self._sent: dict[str, tuple[dict[int, int], Params]] = {}  # part -> row positions, tensors
-        self._kept: dict[str, tuple[dict[tuple[int, int], int], Params]] = {}  # part -> job positions
-        if (row := self.population.declare(list(self.tasks.values()))) is not None:
-            self.ledger.add(row)
+        self._kept: dict[str, tuple[dict[tuple[int, int], int], Params]] = {}  # part -> job positions, tensors
 
-    def share(self, at: At, beta: float) -> None:
-        self.ledger.add(self.population.share(at, beta))
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"memory": self.budget.memory}
 
-    @torch.no_grad()
-    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
-        if at.phase == 0 or any(ask.cohort == "new" for ask in asks):
-            self._sent, self._kept = {}, {}
-        answers: list[Reply] = []
-        dropped: list[Drop] = []
-        for ask in asks:
-            reply, bad = self._one_ask(at, ask, clients)
-            answers.append(reply)
-            dropped += bad
-        return answers, dropped
+    def restore(self, settings: dict[str, Any]) -> None:
+        super().restore(settings)
+        self.budget.memory = settings["memory"]
 
-    def _one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
+    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
         tasks = [self.tasks[name] for name in ask.tasks]
         jobs = self.population.jobs(clients, tasks[0], ask.rows)
         self._remember(ask, tasks[0])

@@ -1,0 +1,72 @@
+"""What the links on this machine have in common: the population, the tasks on a handle, the ledger, the phases."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedge.checks import at_least_one, positive
+from fedge.core import Algorithm, Ask, At, Drop, Reply
+from fedge.engine import replies
+from fedge.engine.ledger import Ledger
+from fedge.engine.population import Population
+from fedge.federation import Federation
+from fedge.handle import Handle, parameters
+
+
+class LocalLink(ABC):
+    """A link whose clients are simulated here."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        federation: Federation,
+        *,
+        device: torch.device | str = "cpu",
+        min_replies: int = 1,
+        max_weight: float = replies.MAX_WEIGHT,
+    ) -> None:
+        at_least_one("min_replies", min_replies)
+        positive("max_weight", max_weight)
+        self.device = torch.device(device)
+        self.min_replies, self.max_weight = min_replies, max_weight
+        dtype = next(iter(parameters(algorithm.model).values())).dtype
+        self.population = Population(federation, dtype, self.device)
+        self.handle = Handle(algorithm.model, algorithm.loss, self.device)
+        self.tasks = algorithm.tasks(self.handle)
+        self.ledger = Ledger()
+        if (row := self.population.declare(list(self.tasks.values()))) is not None:
+            self.ledger.add(row)
+
+    @torch.no_grad()
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
+        if at.phase == 0 or any(ask.cohort == "new" for ask in asks):
+            self.forget()
+        answers: list[Reply] = []
+        dropped: list[Drop] = []
+        for ask in asks:
+            reply, bad = self.one_ask(at, ask, clients)
+            answers.append(reply)
+            dropped += bad
+        return answers, dropped
+
+    def share(self, at: At, beta: float) -> None:
+        self.ledger.add(self.population.share(at, beta))
+
+    def settings(self) -> dict[str, Any]:
+        """Choices that change the order of sums; a run that goes on makes them again."""
+        return {"threads": torch.get_num_threads()}
+
+    def restore(self, settings: dict[str, Any]) -> None:
+        torch.set_num_threads(settings["threads"])
+
+    @abstractmethod
+    def forget(self) -> None:
+        """A new cohort holds nothing yet."""
+
+    @abstractmethod
+    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
+        """Carry one ask to the clients."""

@@ -1,0 +1,93 @@
+"""The log: keeps a run folder in step with a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fedge.core import Algorithm, S
+from fedge.engine.ledger import Row
+from fedge.federation import Federation
+from fedge.run import Record, Run
+from fedge.runfolder import RunFolder, RunFolderError, as_plain, versions
+
+
+class Log:
+    """Keeps a run folder in step with a run."""
+
+    def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: Any, every: int) -> None:
+        self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
+        self.saved = -1
+
+    def create(self, federation: Federation, run: Run[Any]) -> None:
+        """The folder, with a first checkpoint: if that can be written, so can the later ones."""
+        self.folder.create(self.config, federation)
+        self.folder.append(run.history, run.ledger.rows)
+        self.save(run)
+
+    @property
+    def resumable(self) -> bool:
+        """False when the run was ended so early that it has to start over."""
+        if not self.folder.path.is_dir():
+            raise RunFolderError(f"there is no run to resume at {self.folder.path}")
+        return self.folder.begun
+
+    def reopen(self, algorithm: Algorithm[S]) -> Run[S]:
+        content = self.folder.reopen(self.config)
+        records, rows = self.folder.truncate(content["round"])
+        self.link.restore(content["engine"])
+        state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(self.link.device), content["state"])
+        self.link.ledger.rows[:] = rows
+        self.saved = content["round"]
+        return Run(algorithm, state, self.link.handle, records, self.link.ledger)
+
+    def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:
+        self.folder.append([record], rows)
+        if record["round"] % self.every == 0:
+            self.save(run)
+
+    def save(self, run: Run[Any]) -> None:
+        content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
+        self.folder.save(content | {"engine": self.link.settings()})
+        self.saved = run.rounds
+
+    def end(self, run: Run[Any]) -> None:
+        """A last checkpoint and, unless the run was stopped, the summary."""
+        if self.saved != run.rounds:
+            self.save(run)
+        if not run.stopped:
+            label = self.config.get("algorithm", {}).get("label", type(run.algorithm).__name__)
+            about = {"name": self.name, "algorithm": label, "device": str(self.link.device), "versions": versions()}
+            self.folder.finish(about | run.summary())
+
+
+def open_log(out: Path | str | None, config: Mapping[str, Any], name: str | None, link: Any, every: int) -> Log | None:
+    if out is None:
+        return None
+    folder = RunFolder(out)
+    return Log(folder, config, name or folder.path.name, link, every)
+
+
+def describe(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration for a run that was started from Python: the fields that have a plain value."""
+    return {"algorithm": _fields(algorithm), "train": dict(settings)}
+
+
+def _fields(thing: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": type(thing).__name__.lower()}
+    for one in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
+        value = getattr(thing, one.name)
+        if isinstance(value, nn.Module):
+            found[one.name] = f"{type(value).__name__} with {sum(p.numel() for p in value.parameters())} parameters"
+        elif dataclasses.is_dataclass(value):
+            found[one.name] = _fields(value)
+        elif callable(value):
+            found[one.name] = getattr(value, "__name__", type(value).__name__)
+        else:
+            found[one.name] = value
+    return found

@@ -1,0 +1,74 @@
+"""A run: what training leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import Algorithm, Params, S
+from fedge.engine.ledger import Ledger
+from fedge.evaluate import scores
+from fedge.handle import Handle
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Run(Generic[S]):
+    """What training left: the server's state, one record a round, and every byte."""
+
+    algorithm: Algorithm[S]
+    state: S
+    handle: Handle
+    history: list[Record] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    stopped: bool = False
+
+    @property
+    def rounds(self) -> int:
+        return len(self.history)
+
+    @property
+    def params(self) -> Params:
+        """The trained parameters by the module's own names."""
+        return self.algorithm.params(self.state)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """[N, ...] -> [N, classes], on the device of the parameters."""
+        like = next(iter(self.params.values()))
+        x = x.to(like.device, like.dtype) if x.is_floating_point() else x.to(like.device)
+        return scores(self.algorithm, self.handle, self.state, x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """[N, ...] -> [N], the class with the largest score."""
+        return self.scores(x).argmax(1)
+
+    def summary(self) -> Record:
+        """The result in a few numbers; final is the mean over the last tenth of the rounds, 20 at most."""
+        last = max(1, min(20, self.rounds // 10))
+        moved = self.ledger.total()
+        return {
+            "rounds": self.rounds,
+            "final_accuracy": _mean(_series(self.history[-last:], "test_accuracy")),
+            "final_rounds": last,
+            "best_accuracy": max(_series(self.history, "test_accuracy"), default=None),
+            "final_loss": _mean(_series(self.history[-last:], "test_loss")),
+            "final_train_accuracy": _mean(_series(self.history[-last:], "train_accuracy")),
+            "up_bytes": moved["up"],
+            "down_bytes": moved["down"],
+            "broadcast_bytes": moved["broadcast"],
+            "seconds": sum(record["seconds"] for record in self.history),
+            "dropped": sum(len(record["dropped"]) for record in self.history),
+            "parameters": tree.size(self.params),
+        }
+
+
+def _series(history: list[Record], name: str) -> list[float]:
+    return [record[name] for record in history if record.get(name) is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

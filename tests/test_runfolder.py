@@ -1,0 +1,224 @@
+"""The run folder: resuming equals never having stopped, and nothing is lost or overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedge
+from fedge import toml
+from fedge.engine import checkpoint
+from fedge.runfolder import RunFolderError, first_difference
+from tests.cases import algorithms, close, ragged, toy_data
+
+NAMES = sorted(algorithms())
+
+
+def go(out: Path, name: str = "fedavg_server_momentum", **options) -> fedge.Run:
+    settings = {"rounds": 7, "cohort": 5, "seed": 3, "checkpoint_every": 3, **options}
+    return fedge.train(algorithms()[name], ragged(toy_data()), out=out, **settings)
+
+
+def records(out: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in lines]
+
+
+def stop_after(phases: int):
+    """A stop that says yes once so many phases are over."""
+    seen = 0
+
+    def stop() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen > phases
+
+    return stop
+
+
+def test_the_folder_holds_the_run(tmp_path: Path) -> None:
+    run = go(tmp_path / "a")
+    assert records(tmp_path / "a") == [{k: v for k, v in r.items() if k != "seconds"} for r in run.history]
+    ledger = [json.loads(line) for line in (tmp_path / "a/ledger.jsonl").read_text().splitlines()]
+    assert ledger == run.ledger.as_dicts()
+    config = tomllib.loads((tmp_path / "a/config.toml").read_text())
+    assert config["train"] == {
+        "rounds": 7, "cohort": 5, "seed": 3, "evaluate_every": 1, "evaluate_train": False, "checkpoint_every": 3,
+    }  # fmt: skip
+    assert config["algorithm"]["server_momentum"] == 0.5
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    assert summary["rounds"] == 7
+    assert summary["final_accuracy"] == run.history[-1]["test_accuracy"]
+    assert summary["up_bytes"] == sum(r["up_bytes"] for r in run.history)
+    clients = json.loads((tmp_path / "a/clients.json").read_text())
+    assert clients["labels"] == ragged(toy_data()).label_counts().tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stopped_and_resumed_is_never_stopped(tmp_path: Path, name: str) -> None:
+    whole = go(tmp_path / "whole", name)
+    first = go(tmp_path / "parts", name, stop=stop_after(4))
+    assert first.stopped
+    assert not (tmp_path / "parts/summary.json").exists()
+    rest = go(tmp_path / "parts", name, resume=True)
+    assert not rest.stopped
+    assert close(whole.params, rest.params) == 0
+    assert records(tmp_path / "whole") == records(tmp_path / "parts")
+    assert whole.ledger.rows == rest.ledger.rows
+    assert (tmp_path / "whole/ledger.jsonl").read_text() == (tmp_path / "parts/ledger.jsonl").read_text()
+
+
+def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
+    whole = go(tmp_path / "whole")
+    go(tmp_path / "a", rounds=3)
+    lines = (tmp_path / "whole/rounds.jsonl").read_bytes().splitlines(keepends=True)
+    with open(tmp_path / "a/rounds.jsonl", "ab") as file:
+        file.write(lines[3] + lines[4][:20])  # a round after the checkpoint, and a torn line
+    rest = go(tmp_path / "a", resume=True)
+    assert records(tmp_path / "a") == records(tmp_path / "whole")
+    assert close(whole.params, rest.params) == 0
+
+
+def test_a_finished_run_is_not_repeated_and_may_be_prolonged(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=5)
+    before = (tmp_path / "a/rounds.jsonl").read_bytes()
+    assert go(tmp_path / "a", rounds=5, resume=True).rounds == 5
+    assert (tmp_path / "a/rounds.jsonl").read_bytes() == before
+    longer = go(tmp_path / "a", rounds=7, resume=True)
+    assert close(longer.params, go(tmp_path / "b").params) == 0
+
+
+def test_a_run_ended_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/rounds.jsonl").touch()
+    assert close(go(tmp_path / "a", resume=True).params, go(tmp_path / "b").params) == 0
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="there is no run to resume at"):
+        go(tmp_path / "none", resume=True)
+    with pytest.raises(RunFolderError, match="resume needs the run folder"):
+        fedge.train(algorithms()["fedavg"], ragged(toy_data()), rounds=1, resume=True)
+    go(tmp_path / "a", rounds=4)
+    with pytest.raises(RunFolderError, match="already holds a run: resume it, or choose another"):
+        go(tmp_path / "a")
+    with pytest.raises(RunFolderError, match=r"train.seed = 3, now it is 4"):
+        go(tmp_path / "a", resume=True, seed=4)
+    with pytest.raises(RunFolderError, match=r"algorithm.lr = 0.1, now it is 0.2"):
+        go(tmp_path / "a", "fedavg", resume=True)
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=4)
+    path = tmp_path / "a/checkpoint.pt"
+    good = path.read_bytes()
+    path.write_bytes(good[:-7])
+    with pytest.raises(RunFolderError, match="is damaged: its checksum does not match"):
+        go(tmp_path / "a", resume=True)
+    torch.save({"weights": torch.ones(3)}, path)
+    with pytest.raises(RunFolderError, match="is not a checkpoint of this version of fedge"):
+        go(tmp_path / "a", resume=True)
+    path.write_bytes(good)
+    (tmp_path / "a/rounds.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match=r"checkpoint is of round 4, but rounds\.jsonl has 0 of its rounds"):
+        go(tmp_path / "a", resume=True)
+    path.unlink()
+    (tmp_path / "a/rounds.jsonl").write_text("{}\n")
+    with pytest.raises(RunFolderError, match="there is no checkpoint"):
+        go(tmp_path / "a", resume=True)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_any_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"cannot write to .*file"):
+        go(tmp_path / "file" / "run", on_round=lambda record: pytest.fail("trained"))
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path, monkeypatch) -> None:
+    go(tmp_path / "a", rounds=3)
+    good = (tmp_path / "a/checkpoint.pt").read_bytes()
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "checkpoint.pt":
+            raise OSError(28, "No space left on device", str(path))
+        checkpoint_write(path, content)
+
+    checkpoint_write = checkpoint.write_atomically
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with pytest.raises(RunFolderError, match=r"No space left on device; make room.*last checkpoint holds is intact"):
+        go(tmp_path / "a", resume=True)
+    assert (tmp_path / "a/checkpoint.pt").read_bytes() == good
+
+
+SCRIPT = """
+import sys
+from tests.test_runfolder import go
+from pathlib import Path
+go(Path(sys.argv[1]), rounds=40, checkpoint_every=2, resume=Path(sys.argv[1]).exists())
+"""
+
+
+def test_kill_minus_nine_and_resume(tmp_path: Path) -> None:
+    """Three kills at different moments; benchmarks/kill_and_resume.py does twenty at random."""
+    whole = go(tmp_path / "whole", rounds=40, checkpoint_every=2)
+    out = tmp_path / "killed"
+    for wanted in (3, 11, 26):
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out)], cwd=Path(__file__).parent.parent)
+        while process.poll() is None:
+            if (out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_bytes().count(b"\n") >= wanted:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        assert process.wait() == -signal.SIGKILL
+    done = go(out, rounds=40, checkpoint_every=2, resume=True)
+    assert close(whole.params, done.params) == 0
+    assert records(out) == records(tmp_path / "whole")
+
+
+def test_save_is_atomic(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "x"
+    checkpoint.save(path, {"a": 1})
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        checkpoint.save(path, {"a": 2})
+    assert checkpoint.load(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+plain = st.recursive(
+    st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+tables = st.recursive(
+    st.dictionaries(st.text(max_size=5), plain, max_size=3),
+    lambda inner: st.dictionaries(st.text(max_size=5), inner | st.lists(inner, min_size=1, max_size=2), max_size=3),
+    max_leaves=5,
+)
+
+
+@given(tables)
+def test_toml_reads_back_what_was_written(config: dict) -> None:
+    assert tomllib.loads(toml.dump(config)) == config
+
+
+def test_first_difference() -> None:
+    assert first_difference({"a": {"b": 1}}, {"a": {"b": 1}}) is None
+    assert first_difference({"a": {"b": 1}}, {"a": {"b": 2}}) == ("a.b", 1, 2)
+    assert first_difference({"a": 1}, {"a": 1, "c": 3}) == ("c", None, 3)
+    assert first_difference({"train": {"rounds": 1}}, {"train": {"rounds": 2}}) is None
