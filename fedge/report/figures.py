@@ -1,0 +1,76 @@
+"""Every figure of a report, as pure functions from runs to matplotlib figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from matplotlib.figure import Figure
+
+from fedge.report.curves import accuracy, headline, loss
+from fedge.report.dropouts import dropouts_figure, dropped
+from fedge.report.heatmap import class_accuracy, partition_figure
+from fedge.report.read import RunFolder
+from fedge.report.series import Against, curve, last
+
+__all__ = [
+    "Picture",
+    "accuracy",
+    "class_accuracy",
+    "dropouts_figure",
+    "headline",
+    "loss",
+    "partition_figure",
+    "pictures",
+]
+
+Section = Literal["curves", "classes", "federation", "dropouts"]
+
+
+class Picture(NamedTuple):
+    """A figure, its file name without the ending, where it belongs, and what it shows."""
+
+    name: str
+    section: Section
+    caption: str
+    figure: Figure
+
+
+def pictures(runs: Sequence[RunFolder], target: float | None = None) -> Iterator[Picture]:
+    """What these runs have data for, in the order of the page."""
+    yield from _curves(runs, target)
+    if any(last(run, "test_class_accuracy") for run in runs):
+        caption = "Test accuracy by class, at the last evaluated round"
+        yield Picture("class_accuracy", "classes", caption, class_accuracy(runs))
+    yield from _federations(runs)
+    if any(drops for run in runs for drops in dropped(run)):
+        yield Picture("dropouts", "dropouts", "Dropped replies a round", dropouts_figure(runs))
+
+
+def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture]:
+    against: Against
+    for against in get_args(Against):
+        words = {"rounds": "rounds", "MB": "communication", "seconds": "time"}[against]
+        name = against.lower()
+        if any(curve(run, "test_accuracy").y for run in runs):
+            drawn = accuracy(runs, against, target)
+            yield Picture(f"accuracy_{name}", "curves", f"Accuracy against {words}", drawn)
+        if any(curve(run, "test_loss").y for run in runs):
+            yield Picture(f"loss_{name}", "curves", f"Loss against {words}", loss(runs, against))
+
+
+def _federations(runs: Sequence[RunFolder]) -> Iterator[Picture]:
+    """One heat map for all runs that share a federation."""
+    groups: list[tuple[dict[str, Any], list[str]]] = []
+    for run in runs:
+        known = next((labels for clients, labels in groups if clients == run.clients), None)
+        if known is not None:
+            known.append(run.label)
+        elif any(run.clients.get("labels") or []):
+            groups.append((run.clients, [run.label]))
+    for number, (clients, labels) in enumerate(groups, 1):
+        drawn = partition_figure(clients["labels"], clients.get("names") or (), clients.get("clients"))
+        caption = "Examples by client and class"
+        if len(groups) > 1:
+            caption += f": {', '.join(labels)}"
+        yield Picture("clients" if number == 1 else f"clients_{number}", "federation", caption, drawn)

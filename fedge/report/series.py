@@ -1,0 +1,113 @@
+"""Series of a run: what was measured, against rounds, megabytes (1e6 bytes) or seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeGuard
+
+from fedge.report.errors import ReportError
+from fedge.report.read import RunFolder
+
+Against = Literal["rounds", "MB", "seconds"]
+MB = 1e6
+
+
+class Curve(NamedTuple):
+    """Points of one line, in the order of rounds."""
+
+    x: list[float]
+    y: list[float]
+
+
+class Reached(NamedTuple):
+    """What it took to reach a target."""
+
+    round: int
+    megabytes: float
+    seconds: float
+
+
+def curve(run: RunFolder, key: str, against: Against = "rounds") -> Curve:
+    """The values of `key`, such as test_accuracy, in the rounds that have one."""
+    points = [
+        (x, float(record[key]))
+        for x, record in zip(elapsed(run, against), run.rounds, strict=True)
+        if is_number(record.get(key))
+    ]
+    return Curve([x for x, _ in points], [y for _, y in points])
+
+
+def elapsed(run: RunFolder, against: Against) -> list[float]:
+    """For every round: its number, or the MB (setup included) or seconds spent to its end."""
+    if against == "rounds":
+        return [float(_round(run, at)) for at in range(len(run.rounds))]
+    if against == "seconds":
+        return list(accumulate(_numbers(run.rounds, "seconds")))
+    ways = zip(_numbers(run.rounds, "up_bytes"), _numbers(run.rounds, "down_bytes"), strict=True)
+    setup = setup_bytes(run, "up") + setup_bytes(run, "down")
+    return [total / MB for total in accumulate((up + down for up, down in ways), initial=setup)][1:]
+
+
+def megabytes(run: RunFolder, way: Literal["up", "down"]) -> float:
+    """All MB of one direction, setup included."""
+    return (setup_bytes(run, way) + sum(_numbers(run.rounds, f"{way}_bytes"))) / MB
+
+
+def setup_bytes(run: RunFolder, way: Literal["up", "down"]) -> float:
+    """Bytes before the first round: the ledger's round 0."""
+    return sum(_numbers((row for row in run.ledger if row.get("round") == 0), way))
+
+
+def last(run: RunFolder, key: str) -> Any:
+    """The newest value of a key, or None."""
+    found = [record[key] for record in run.rounds if record.get(key) is not None]
+    return found[-1] if found else None
+
+
+def best_accuracy(run: RunFolder) -> float | None:
+    return max(curve(run, "test_accuracy").y, default=None)
+
+
+def to_target(run: RunFolder, target: float) -> Reached | None:
+    """The first evaluated round whose test accuracy is at least the target."""
+    spent = zip(elapsed(run, "MB"), elapsed(run, "seconds"), strict=True)
+    for at, (record, (mb, seconds)) in enumerate(zip(run.rounds, spent, strict=True)):
+        accuracy = record.get("test_accuracy")
+        if is_number(accuracy) and accuracy >= target:
+            return Reached(_round(run, at), mb, seconds)
+    return None
+
+
+def default_target(runs: Sequence[RunFolder]) -> float | None:
+    """90 % of the best accuracy any run reached, rounded down to a whole percent."""
+    best = max((found for run in runs if (found := best_accuracy(run)) is not None), default=None)
+    # 0.7 * 90 is 62.99...: the whole percent must not be lost to rounding
+    return None if best is None else math.floor(best * 90 + 1e-9) / 100
+
+
+def check_target(target: float) -> None:
+    if not is_number(target) or not 0 < target <= 1:
+        raise ReportError(f"target is {target}, it must be above 0 and at most 1: write 0.85 for an accuracy of 85 %")
+
+
+def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
+    """Centred mean; the window shrinks at both ends, so that no point is lost."""
+    reach = width // 2
+    near = (values[max(0, at - reach) : at + reach + 1] for at in range(len(values)))
+    return [sum(window) / len(window) for window in near]
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """A finite number: a diverged loss (NaN, infinity) has no place on an axis."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _round(run: RunFolder, at: int) -> int:
+    return int(run.rounds[at].get("round", at + 1))
+
+
+def _numbers(records: Iterable[dict[str, Any]], key: str) -> list[float]:
+    return [record[key] if is_number(record.get(key)) else 0 for record in records]

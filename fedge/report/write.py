@@ -1,0 +1,95 @@
+"""Reports on the disk: the page, and every figure as PNG and SVG beside it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedge.report.errors import MissingExtra, ReportError
+from fedge.report.labels import distinct
+from fedge.report.read import RunFolder, read, read_all
+from fedge.report.series import check_target, default_target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_report(paths: Sequence[Path | str], out: Path | str | None = None, target: float | None = None) -> Path:
+    """Write report.html and figures/ for these run folders, and return the page's path.
+
+    They go to `out`, else to the run's own folder, else to the folder all runs share. `target` is
+    the test accuracy (a fraction) to which rounds and MB are counted; by default 90 % of the best
+    accuracy of any run, rounded down to a whole percent.
+    """
+    with _needs_matplotlib():
+        from fedge.report.figures import pictures
+        from fedge.report.page import page
+        from fedge.report.svg import render
+    runs = read_all(paths)
+    if target is None:
+        target = default_target(runs)
+    else:
+        check_target(target)
+    folder = _folder(runs, out)
+    drawn = [(picture, render(picture.figure)) for picture in pictures(runs, target)]
+    for picture, svg in drawn:
+        _save_png(picture.figure, folder / "figures" / f"{picture.name}.png")
+        _replace(folder / "figures" / f"{picture.name}.svg", svg.encode())
+    return _replace(folder / "report.html", page(runs, drawn, target).encode())
+
+
+def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
+    """One wide PNG for a README: accuracy against rounds, and against MB, of all runs."""
+    with _needs_matplotlib():
+        from fedge.report import figures
+    found = [run if isinstance(run, RunFolder) else read(run) for run in runs]
+    return _save_png(figures.headline(distinct(found)), Path(path))
+
+
+def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] = (), total: int | None = None) -> Figure:
+    """Heat map of a partition: counts [clients, classes], names of the classes or none."""
+    with _needs_matplotlib():
+        from fedge.report import heatmap
+    return heatmap.partition_figure(counts, names, total)
+
+
+@contextmanager
+def _needs_matplotlib() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        message = "fedge report needs matplotlib: pip install 'fedge[report]'"
+        raise MissingExtra(message, name="matplotlib") from error
+
+
+def _folder(runs: Sequence[RunFolder], out: Path | str | None) -> Path:
+    if out is None:
+        parents = [run.path.parent for run in runs]
+        return runs[0].path if len(runs) == 1 else Path(os.path.commonpath(parents))
+    if Path(out).suffix == ".html" or Path(out).is_file():
+        raise ReportError(f"out is {out}, it must be a folder: report.html is written into it")
+    return Path(out)
+
+
+def _save_png(figure: Figure, path: Path) -> Path:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=200)
+    return _replace(path, stream.getvalue())
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    """Write all or nothing: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path

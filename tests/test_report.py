@@ -1,0 +1,434 @@
+"""Reports of synthetic run folders: series by hand, labels, and a page that is whole, escaped and asks for nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedge import report
+from fedge.report import MissingExtra, ReportError, curve, default_target, read, read_all, to_target, write_report
+from fedge.report.curves import accuracy
+from fedge.report.heatmap import partition_figure
+from fedge.report.series import elapsed, megabytes, running_mean
+from fedge.report.style import _columns
+from fedge.report.tables import number
+
+CONFIG = """[data]
+name = "digits"
+
+[partition]
+kind = "labels_per_client"
+clients = 100
+labels = 2
+
+[algorithm]
+name = "{algorithm}"
+lr = {lr}
+
+[train]
+rounds = {rounds}
+"""
+
+
+def write_run(
+    folder: Path,
+    label: str = "FedAvg",
+    *,
+    algorithm: str = "fedavg",
+    lr: float = 0.1,
+    rounds: int = 20,
+    drop: float = 0.0,
+    train: bool = False,
+    seed: int = 0,
+) -> Path:
+    """A run folder as training leaves it: a noisy curve, 2 labels a client, some drop-outs."""
+    folder.mkdir(parents=True)
+    rng = random.Random(seed)
+    records = [noisy_record(number, lr, drop, train, rng) for number in range(1, rounds + 1)]
+    scores = [record["test_accuracy"] for record in records]
+    (folder / "config.toml").write_text(CONFIG.format(algorithm=algorithm, lr=lr, rounds=rounds))
+    write_lines(folder / "rounds.jsonl", records)
+    write_lines(folder / "ledger.jsonl", [{"round": 0, "task": "share", "down": 500_000, "up": 100_000}])
+    (folder / "clients.json").write_text(json.dumps(two_labels(100, 10, random.Random(0))))
+    summary = {"name": folder.name, "algorithm": label, "best_accuracy": max(scores), "final_accuracy": scores[-1]}
+    (folder / "summary.json").write_text(
+        json.dumps(summary | {"final_rounds": 2, "versions": {"torch": "2.9.1"}, "parameters": 1234})
+    )
+    return folder
+
+
+def noisy_record(number: int, lr: float, drop: float, train: bool, rng: random.Random) -> dict[str, Any]:
+    score = min(1.0, max(0.0, 0.95 - 0.85 * math.exp(-lr * number) + rng.gauss(0, 0.02)))
+    record: dict[str, Any] = {"round": number, "cohort": sorted(rng.sample(range(100), 20))}
+    record |= {"up_bytes": 1_000_000, "down_bytes": 2_000_000, "seconds": 0.5}
+    record["dropped"] = [
+        {"client": client, "task": "train", "reason": "not finite: <w>"}
+        for client in record["cohort"]
+        if rng.random() < drop
+    ]
+    record |= {"test_accuracy": score, "test_loss": 2.3 * (1 - score) + 0.05}
+    record["test_class_accuracy"] = [None, *(min(1.0, max(0.0, score + rng.gauss(0, 0.05))) for _ in range(9))]
+    return record | ({"train_accuracy": score, "train_loss": 1 - score} if train else {})
+
+
+def two_labels(clients: int, classes: int, rng: random.Random) -> dict[str, Any]:
+    counts = [[0] * classes for _ in range(clients)]
+    for row in counts:
+        for held in rng.sample(range(classes), 2):
+            row[held] = rng.randrange(4, 12)
+    return {"classes": classes, "names": [], "labels": counts, "clients": clients}
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def bare_run(folder: Path, records: list[dict[str, Any]]) -> Path:
+    """Nothing but rounds.jsonl: a run that has just begun."""
+    folder.mkdir(parents=True)
+    write_lines(folder / "rounds.jsonl", records)
+    return folder
+
+
+# Series
+
+
+def three_rounds(folder: Path) -> report.RunFolder:
+    """Rounds of 1 + 2 MB and 2 s, the second not evaluated, after a setup of 0.6 MB."""
+    cost = {"up_bytes": 1_000_000, "down_bytes": 2_000_000, "seconds": 2.0, "cohort": [0], "dropped": []}
+    marks = [{"test_accuracy": 0.5, "test_loss": 1.0}, {}, {"test_accuracy": 0.8, "test_loss": float("nan")}]
+    bare_run(folder, [{"round": at} | cost | mark for at, mark in enumerate(marks, 1)])
+    rows = [{"round": 0, "down": 500_000, "up": 100_000}, {"round": 1, "down": 2_000_000, "up": 1_000_000}]
+    write_lines(folder / "ledger.jsonl", rows)
+    return read(folder)
+
+
+def test_series_hold_the_evaluated_rounds_only(tmp_path: Path) -> None:
+    run = three_rounds(tmp_path / "run")
+    assert curve(run, "test_accuracy") == ([1, 3], [0.5, 0.8])
+    assert curve(run, "test_accuracy", "seconds") == ([2.0, 6.0], [0.5, 0.8])
+    assert curve(run, "test_loss") == ([1], [1.0])  # NaN has no place on an axis
+    assert curve(run, "train_accuracy") == ([], [])
+
+
+def test_megabytes_include_the_setup(tmp_path: Path) -> None:
+    run = three_rounds(tmp_path / "run")
+    assert elapsed(run, "MB") == pytest.approx([3.6, 6.6, 9.6])
+    assert (megabytes(run, "up"), megabytes(run, "down")) == (3.1, 6.5)
+
+
+def test_the_target_is_reached_at_the_first_evaluated_round(tmp_path: Path) -> None:
+    run = three_rounds(tmp_path / "run")
+    assert to_target(run, 0.5) == pytest.approx((1, 3.6, 2.0))
+    assert to_target(run, 0.6) == pytest.approx((3, 9.6, 6.0))
+    assert to_target(run, 0.81) is None
+
+
+@pytest.mark.parametrize(("best", "target"), [(0.8, 0.72), (0.7, 0.63), (1.0, 0.9), (0.955, 0.85)])
+def test_the_default_target_is_a_whole_percent(tmp_path: Path, best: float, target: float) -> None:
+    scores = [{"round": 1, "test_accuracy": best}, {"round": 2, "test_accuracy": 0.1}]
+    assert default_target([read(bare_run(tmp_path / "run", scores))]) == target
+
+
+def test_a_run_without_accuracy_has_no_target(tmp_path: Path) -> None:
+    assert default_target([read(bare_run(tmp_path / "run", [{"round": 1, "test_loss": 0.5}]))]) is None
+
+
+def test_running_mean_is_a_centred_average() -> None:
+    values = np.random.default_rng(0).normal(size=30).tolist()
+    assert running_mean(values)[2:-2] == pytest.approx(np.convolve(values, np.ones(5) / 5, "valid"))
+    assert running_mean(values)[0] == pytest.approx(np.mean(values[:3]))
+
+
+# Reading
+
+
+def test_a_last_line_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = bare_run(tmp_path / "run", [{"round": 1}, {"round": 2}]) / "rounds.jsonl"
+    path.write_text(path.read_text() + '{"round": 3, "test_acc')
+    assert [record["round"] for record in read(path.parent).rounds] == [1, 2]
+
+
+def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
+    path = bare_run(tmp_path / "run", [{"round": 1}]) / "rounds.jsonl"
+    path.write_text('{"round": 1\n' + path.read_text())
+    with pytest.raises(ReportError, match=r"line 1 of .*rounds\.jsonl is not a JSON object"):
+        read(path.parent)
+
+
+def test_a_missing_folder_and_a_foreign_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"nowhere is not a folder: expected a run folder that holds rounds\.jsonl"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(ReportError, match=rf"{tmp_path} holds no rounds\.jsonl: expected a run folder"):
+        read(tmp_path)
+    with pytest.raises(ReportError, match="no run folder was given"):
+        read_all([])
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    folder = bare_run(tmp_path / "run", [])
+    (folder / "summary.json").write_text("[1]")
+    with pytest.raises(ReportError, match=r"summary\.json is not a JSON object \(found list\)"):
+        read(folder)
+    (folder / "summary.json").unlink()
+    (folder / "config.toml").write_text("lr =")
+    with pytest.raises(ReportError, match=r"config\.toml is not TOML"):
+        read(folder)
+
+
+# Labels
+
+
+def test_labels_are_the_algorithms_where_those_differ(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "a", "FedAvg"), write_run(tmp_path / "b", "FedOVA(FedAvg)", algorithm="fedova")]
+    assert [run.label for run in read_all([*paths, paths[0]])] == ["FedAvg", "FedOVA(FedAvg)"]
+
+
+def test_equal_algorithms_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / f"run{lr}", lr=lr) for lr in (0.1, 0.2)]
+    assert [run.label for run in read_all(paths)] == ["FedAvg (lr=0.1)", "FedAvg (lr=0.2)"]
+
+
+def test_equal_configurations_are_told_apart_by_name_then_path(tmp_path: Path) -> None:
+    same = [write_run(tmp_path / "a"), write_run(tmp_path / "b")]
+    assert [run.label for run in read_all(same)] == ["FedAvg (a)", "FedAvg (b)"]
+    named = [*same, write_run(tmp_path / "deep" / "a")]
+    assert [run.label for run in read_all(named)] == [f"FedAvg ({path})" for path in named]
+
+
+# The page
+
+
+class Page(HTMLParser):
+    """Collects tags, ids and references."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.ids, self.references = text, set[str](), list[str](), list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(str(value))
+            if key in ("href", "src", "xlink:href", "action", "data"):
+                self.references.append(str(value))
+
+
+EVIL = "<script>alert('x')</script> & $a$"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of three runs: one with drop-outs and a hostile name, one unfinished."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "plain", train=True)
+    write_run(folder / "evil", EVIL, lr=0.2, drop=0.2, seed=1)
+    cut = write_run(folder / "cut", algorithm="feddane", lr=0.3, seed=2)
+    (cut / "summary.json").unlink()
+    (cut / "clients.json").unlink()
+    lines = (cut / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (cut / "rounds.jsonl").write_text("".join(lines[:8]) + lines[8][:30])
+    return write_report([folder / name for name in ("plain", "evil", "cut")])
+
+
+@pytest.fixture(scope="module")
+def page(written: Path) -> Page:
+    return Page(written.read_text("utf-8"))
+
+
+def test_the_report_lies_where_all_runs_lie(written: Path) -> None:
+    assert written.name == "report.html"
+    assert (written.parent / "plain" / "rounds.jsonl").is_file()
+    assert not list(written.parent.rglob("*.tmp"))
+
+
+def test_every_figure_is_written_twice(written: Path) -> None:
+    names = {f"{what}_{against}" for what in ("accuracy", "loss") for against in ("rounds", "mb", "seconds")}
+    names |= {"class_accuracy", "clients", "dropouts"}
+    assert {path.name for path in (written.parent / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in names for kind in ("png", "svg")
+    }
+
+
+def test_the_page_asks_for_nothing(page: Page) -> None:
+    assert not re.search(r"https?://", page.text)
+    assert page.references
+    assert all(reference.startswith(("#", "data:")) for reference in page.references)
+    assert not re.search(r"url\((?!#)|@import|@font-face", page.text)
+    assert 'rel="icon" href="data:,"' in page.text
+
+
+def test_what_comes_from_the_files_is_escaped(page: Page) -> None:
+    assert "script" not in page.tags
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; $a$" in page.text
+    assert "not finite: &lt;w&gt;" in page.text
+
+
+def test_ids_are_unique_and_every_reference_has_one(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+    pointed = {r[1:] for r in page.references if r.startswith("#")} | set(re.findall(r"url\(#([^)]*)\)", page.text))
+    assert pointed
+    assert pointed <= set(page.ids)
+
+
+def test_the_page_says_what_it_should(page: Page) -> None:
+    for words in (
+        "8 of 20, unfinished",
+        "The target is a test accuracy of",
+        "Bytes are payload",
+        "lr = 0.2",
+        "the last 2 rounds",
+        "2.9.1",
+    ):
+        assert words in page.text
+    assert "No label counts (clients.json) for feddane." in page.text
+    assert re.search(r"dropped replies \(the first 50; all are in rounds\.jsonl\)", page.text)
+    assert page.text.count("not finite") == 50
+    assert page.text.count("<svg ") == 9
+
+
+def test_a_single_run_of_a_regression(tmp_path: Path) -> None:
+    folder = bare_run(tmp_path / "run", [{"round": at, "test_loss": 10.0**-at} for at in (1, 2, 3)])
+    written = write_report([str(folder)])
+    text = written.read_text("utf-8")
+    assert written == folder / "report.html"
+    assert '<td class="n">0.001</td>' in text
+    assert "accuracy (%)" not in text
+    assert "The target" not in text
+
+
+def test_a_run_without_a_round_has_a_page_and_no_figures(tmp_path: Path) -> None:
+    written = write_report([bare_run(tmp_path / "run", [])], out=tmp_path / "out")
+    assert written == tmp_path / "out" / "report.html"
+    assert "No round has been evaluated yet." in written.read_text("utf-8")
+    assert not (written.parent / "figures").exists()
+
+
+def test_options_out_of_range_are_refused(tmp_path: Path) -> None:
+    folder = bare_run(tmp_path / "run", [{"round": 1}])
+    with pytest.raises(ReportError, match=r"target is 85, it must be above 0 and at most 1: write 0\.85"):
+        write_report([folder], target=85)
+    with pytest.raises(ReportError, match=r"page\.html, it must be a folder"):
+        write_report([folder], out=tmp_path / "page.html")
+
+
+# Figures
+
+
+def test_accuracy_is_drawn_in_percent_and_training_dashed(tmp_path: Path) -> None:
+    run = read(write_run(tmp_path / "run", train=True))
+    test, train = accuracy([run]).axes[0].get_lines()
+    assert np.asarray(test.get_ydata()) == pytest.approx([100 * y for y in curve(run, "test_accuracy").y])
+    assert train.get_linestyle() == "--"
+    assert train.get_color() == test.get_color()
+
+
+def test_figures_leave_pyplot_alone(page: Page) -> None:
+    assert page.text
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()
+
+
+def test_many_clients_wrap_into_strips_that_lose_none() -> None:
+    figure = partition_figure([[at + 1, 0, 0] for at in range(601)], ["a", "b", "c"], total=5000)
+    strips = [axes for axes in figure.axes if axes.get_images()]
+    drawn = np.concatenate([axes.get_images()[0].get_array().filled(0)[0] for axes in strips])  # type: ignore[union-attr]
+    assert drawn.tolist() == list(range(1, 602))
+    assert strips[-1].get_xlabel() == "client (first 601 of 5,000)"
+
+
+def test_a_ragged_partition_is_refused() -> None:
+    with pytest.raises(ReportError, match=r"2 clients with \[1, 2\] classes"):
+        report.partition_figure([[1], [1, 2]])
+
+
+def test_a_headline_is_one_wide_picture(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lr=0.2)]
+    png = report.headline(runs, tmp_path / "docs" / "headline.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (2200, 800)
+
+
+@pytest.mark.parametrize(("lengths", "columns"), [([5], 1), ([5, 5, 5], 3), ([30, 30, 30], 2), ([90, 90], 1), ([], 1)])
+def test_a_legend_takes_the_columns_that_fit(lengths: list[int], columns: int) -> None:
+    assert _columns(lengths, 80) == columns
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0123, "0.0123"), (1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (12345.6, "12,346"), (7, "7")],
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+# Extras
+
+
+DRAWING = ("figures", "curves", "dropouts", "heatmap", "style", "svg", "page", "tables")
+
+
+def hide_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed, whatever has been imported before."""
+    drawing = [f"fedge.report.{name}" for name in DRAWING]
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name in drawing]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in DRAWING:
+        monkeypatch.delattr(report, name, raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda p: write_report([p]), lambda p: report.headline([p], p), lambda p: report.partition_figure([[1]])]
+)
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
+) -> None:
+    hide_matplotlib(monkeypatch)
+    with pytest.raises(MissingExtra, match=re.escape("fedge report needs matplotlib: pip install 'fedge[report]'")):
+        use(tmp_path)
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtra, match=re.escape("pip install 'fedge[report]'")):
+        report.TensorBoard(tmp_path)
+
+
+class Writer:
+    """Stands in for TensorBoard's own writer."""
+
+    def __init__(self, folder: str) -> None:
+        self.scalars: dict[tuple[str, int], float] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars[tag, step] = value
+
+    def close(self) -> None:
+        self.scalars["closed", 0] = 1
+
+
+def test_tensorboard_gets_the_numbers_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    board = report.TensorBoard(tmp_path)
+    board.log({"round": 3, "test_accuracy": 0.5, "test_loss": float("nan"), "up_bytes": 7, "dropped": [{}]})
+    board.close()
+    assert board._writer.scalars == {("test/accuracy", 3): 0.5, ("bytes/up", 3): 7, ("dropped", 3): 1, ("closed", 0): 1}
+
+
+def test_exported_names_are_complete() -> None:
+    assert sorted(report.__all__) == report.__all__
+    assert all(hasattr(report, name) for name in report.__all__)
