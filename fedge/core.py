@@ -44,6 +44,9 @@ class Model(Protocol):
     def losses(self, params: Params, batch: Batch) -> Tensor: ...
     def loss(self, params: Params, batch: Batch) -> Tensor: ...
     def grad(self, params: Params, batch: Batch) -> Params: ...
+    def sum_sq_grad(self, params: Params, batch: Batch) -> Params: ...
+    def sum_fisher_product(self, params: Params, batch: Batch, v: Params) -> Params: ...
+    def sum_gauss_newton_product(self, params: Params, batch: Batch, v: Params) -> Params: ...
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,17 @@ class Algorithm(ABC, Generic[S]):
         """Once, before the first round."""
         return state
         yield  # makes this a generator
+
+    def adopt(self, state: S) -> S:
+        """The state of an earlier run, taken over by this algorithm."""
+        return state
+
+    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+        """Refuse, before any training, examples that this algorithm or its model cannot handle."""
+
+    def notes(self, state: S) -> dict[str, Any]:
+        """What else belongs into the record of a round."""
+        return {}
 
     def params(self, state: S) -> Params:
         """The trained parameters inside the state."""

@@ -143,10 +143,13 @@ def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, 
     """A fresh run after its setup, or the earlier one with setup replayed and not counted again."""
     if start is None:
         params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
+        population = link.population
+        algorithm.check(link.handle, params, population.x, population.y)
         state, _ = drive(algorithm.setup(algorithm.init(params)), link, seed, 0, draw)
         return Run(algorithm, state, link.handle, [], link.ledger)
-    state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(link.device), start.state)
-    link.ledger.rows[:] = start.ledger.rows
+    state = algorithm.adopt(pytree.tree_map_only(Tensor, lambda leaf: leaf.to(link.device), start.state))
+    algorithm.check(link.handle, parameters(algorithm.model), link.population.x, link.population.y)
+    link.ledger.rows[:] = [*start.ledger, *(row for row in link.ledger if row not in start.ledger.rows)]
     run = Run(algorithm, state, link.handle, list(start.history), link.ledger)
     replay(algorithm, link, run, seed, draw)
     return run
@@ -174,6 +177,7 @@ def one_round(run: Run[S], link: Any, seed: int, number: int, draw: Draw) -> Rec
         "down_bytes": sum(row.down for row in rows),
         "seconds": time.perf_counter() - begin,
         "dropped": [drop._asdict() for drop in progress.dropped],
+        **run.algorithm.notes(run.state),
     }
 
 

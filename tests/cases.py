@@ -43,9 +43,8 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def algorithms() -> dict[str, Algorithm]:
-    """Every algorithm in the forms that take different paths, on the toy problem; common tests run over all."""
-    model = toy_model()
+def first_order(outputs: int = 3) -> dict[str, Algorithm]:
+    model = toy_model(outputs=outputs)
     return {
         "fedavg": fedge.FedAvg(model, lr=0.2, epochs=2, batch_size=4),
         "fedavg_full_batch": fedge.FedAvg(model, lr=0.2, epochs=3, batch_size=None),
@@ -53,4 +52,31 @@ def algorithms() -> dict[str, Algorithm]:
         "fedavg_adam": fedge.FedAvg(model, lr=0.01, epochs=2, batch_size=4, optimiser="adam", weight_decay=0.01),
         "fedavg_server_momentum": fedge.FedAvg(model, epochs=1, batch_size=7, server_momentum=0.5, server_lr=0.7),
         "fedavg_server_adam": fedge.FedAvg(model, epochs=1, batch_size=7, server_optimiser="adam", server_lr=0.05),
+        "feddane": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, mu=0.2),
+        "feddane_new_cohort": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, cohort="new"),
     }
+
+
+def second_order(outputs: int = 3) -> dict[str, Algorithm]:
+    def lbfgs(**options) -> fedge.FisherLBFGS:
+        return fedge.FisherLBFGS(toy_model(outputs=outputs), epochs=2, batch_size=4, memory=2, **options)
+
+    return {
+        "lbfgs": lbfgs(),
+        "lbfgs_next": lbfgs(curvature_at="next", weight_decay=0.01),
+        "lbfgs_batch_square": lbfgs(matrix="batch_square"),
+        "lbfgs_product": lbfgs(curvature="product", source="gradient", matrix="gauss_newton", damping=0.1),
+        "lbfgs_product_next": lbfgs(curvature="product", curvature_at="next", candidates=(0.5, 1.0)),
+        "lbfgs_batches": lbfgs(source="gradient", batches=2, lr=0.5, candidates=(0.25, 1.0), weight_decay=0.01),
+    }
+
+
+def algorithms() -> dict[str, Algorithm]:
+    """Every algorithm in the forms that take different paths, on the toy problem; common tests run over all."""
+    plain = {**first_order(), **second_order()}
+    binary = {**first_order(2), **second_order(2)}
+    names = ("fedavg", "fedavg_server_adam", "feddane", "lbfgs", "lbfgs_product", "lbfgs_product_next")
+    wrapped = {f"fedova_{name}": fedge.FedOVA(binary[name], classes=3, weighted="adam" in name) for name in names}
+    shared = {f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3) for name in ("fedavg", "feddane", "lbfgs")}
+    shared["sharing_fedova"] = fedge.DataSharing(wrapped["fedova_fedavg"], beta=0.3)
+    return {**plain, **wrapped, **shared}

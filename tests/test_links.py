@@ -31,7 +31,7 @@ def test_simulator_and_loopback_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [1, 3])
 def test_chunk_changes_nothing_beyond_rounding(name: str, chunk: int) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
     whole, parts = simulate(algorithm, federation), simulate(algorithm, federation, chunk)
@@ -60,7 +60,7 @@ def test_going_on_from_a_run_equals_one_run(name: str) -> None:
     assert half.rounds == 2  # the earlier run is left as it was
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if "sharing" not in name])  # which draws from the pool
 def test_the_order_of_a_clients_examples_in_memory_is_all_that_a_list_decides(name: str) -> None:
     """Another numbering of the pool with the same clients gives the same model: addresses are positions, not ids."""
     algorithm, data = algorithms()[name], toy_data()

@@ -33,7 +33,19 @@ ALLOWED: dict[str, set[str]] = {
     "train": {*BASE, "federation", "engine", "evaluate", "run", "runfolder", "log"},
     "report": {*BASE},
     "deploy": {*BASE, "data", "partition", "federation", "engine", "algorithms", "evaluate", "train"},
-    "cli": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train", "report", "deploy"},
+    "experiment": {
+        *BASE,
+        "data",
+        "partition",
+        "models",
+        "federation",
+        "algorithms",
+        "train",
+        "run",
+        "runfolder",
+        "toml",
+    },
+    "cli": {*BASE, "federation", "engine", "run", "runfolder", "experiment", "report", "deploy"},
 }
 NEEDS_AN_EXTRA = {
     "typer",

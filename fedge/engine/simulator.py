@@ -47,7 +47,7 @@ class Simulator(LocalLink):
         self.forget()
 
     def forget(self) -> None:
-        self._sent: dict[str, tuple[dict[int, int], Params]] = {}  # part -> row positions, tensors
+        self._sent: dict[str, dict[int, tuple[Params, int]]] = {}  # part -> row -> where it was sent
         self._kept: dict[str, tuple[dict[tuple[int, int], int], Params]] = {}  # part -> job positions, tensors
 
     def settings(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Simulator(LocalLink):
     def _remember(self, ask: Ask, task: Task) -> None:
         rows = ask.rows if ask.rows is not None else tuple(range(task.rows or 1))
         for name, part in ask.send.items():
-            self._sent[name] = ({row: i for i, row in enumerate(rows)}, part)
+            self._sent.setdefault(name, {}).update({row: (part, i) for i, row in enumerate(rows)})
             self._kept.pop(name, None)
 
     def _payload(self, ask: Ask, task: Task, jobs: Jobs) -> tuple[Payload, dict[str, int | None]]:
@@ -115,8 +115,7 @@ class Simulator(LocalLink):
                 pairs = zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
                 index: list[int] | None = [where[pair] for pair in pairs]
             elif name in self._sent:
-                known, part = self._sent[name]
-                index = None if task.rows is None else [known[row] for row in jobs.rows.tolist()]
+                part, index = self._sent_rows(name, task, jobs)
             else:
                 raise ValueError(
                     f"task '{ask.tasks[0]}' reuses '{name}', which this cohort does not hold: send it, or list it "
@@ -125,6 +124,19 @@ class Simulator(LocalLink):
             dims[name] = None if index is None else 0
             payload[name] = part if index is None else tree.take(part, torch.tensor(index, device=self.device))
         return payload, dims
+
+    def _sent_rows(self, name: str, task: Task, jobs: Jobs) -> tuple[Params, list[int] | None]:
+        """A part as it was sent and the position of every job in it; several sendings are put together."""
+        sent = self._sent[name]
+        if task.rows is None:
+            return sent[0][0], None
+        wanted = jobs.rows.tolist()
+        parts = {id(sent[row][0]): sent[row][0] for row in wanted}
+        if len(parts) == 1:
+            return next(iter(parts.values())), [sent[row][1] for row in wanted]
+        rows = sorted(set(wanted))
+        joined = tree.stack([tree.take(*sent[row]) for row in rows])
+        return joined, [rows.index(row) for row in wanted]
 
     def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> list[Upload]:
         payload, dims = self._payload(ask, tasks[0], jobs)

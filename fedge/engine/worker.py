@@ -21,14 +21,15 @@ class Worker:
 
     def __init__(self, client: int, x: Tensor, y: Tensor, tasks: Mapping[str, Task]) -> None:
         self.client, self.x, self.y, self.tasks = client, x, y, tasks
+        self.round = -1
         self.held: dict[int, Payload] = {}  # row -> parts
 
     def work(
         self, at: At, names: tuple[str, ...], reuse: tuple[str, ...], sent: dict[int, Payload]
     ) -> dict[int, list[Upload]]:
         """Do the named tasks for every row in `sent` (row 0 when the tasks have none)."""
-        if at.phase == 0:
-            self.held = {}
+        if at.round != self.round:
+            self.round, self.held = at.round, {}
         return {row: self._row(at, names, reuse, row, payload) for row, payload in sent.items()}
 
     def _row(self, at: At, names: tuple[str, ...], reuse: tuple[str, ...], row: int, sent: Payload) -> list[Upload]:

@@ -1,0 +1,68 @@
+"""Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedge.core import Algorithm, Flow, Loss, Model, Params, Share, Task
+
+
+@dataclass(frozen=True, eq=False)
+class DataSharing(Algorithm[Any]):
+    """Any algorithm, whose clients all get the same few examples of the global pool before the first round.
+
+    beta = |D_shared| / |D_k| (Sec. VI-C): round(beta * mean n_k) examples, drawn once, are sent to every client and
+    from then on are part of its data; its weight counts them. Which rows a client works on (FedOVA) still follows from
+    its own labels.
+
+    Bytes: those of the inner algorithm and, once, K times the shared examples down.
+    """
+
+    inner: Algorithm[Any]
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.beta, int | float) or not 0 < self.beta <= 1:
+            raise ValueError(f"beta is {self.beta!r}, it must be greater than 0 and at most 1")
+        if isinstance(self.inner, DataSharing):
+            raise ValueError("data is shared once: add up the two betas instead of nesting DataSharing")
+
+    @property
+    def model(self) -> nn.Module:  # type: ignore[override]
+        return self.inner.model
+
+    @property
+    def loss(self) -> Loss:  # type: ignore[override]
+        return self.inner.loss
+
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        return self.inner.tasks(model)
+
+    def init(self, params: Params) -> Any:
+        return self.inner.init(params)
+
+    def setup(self, state: Any) -> Flow[Any]:
+        yield Share(self.beta)
+        return (yield from self.inner.setup(state))
+
+    def round(self, state: Any) -> Flow[Any]:
+        return self.inner.round(state)
+
+    def adopt(self, state: Any) -> Any:
+        return self.inner.adopt(state)
+
+    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+        self.inner.check(model, params, x, y)
+
+    def notes(self, state: Any) -> dict[str, Any]:
+        return self.inner.notes(state)
+
+    def params(self, state: Any) -> Params:
+        return self.inner.params(state)
+
+    def scores(self, model: Model, state: Any, x: Tensor) -> Tensor:
+        return self.inner.scores(model, state, x)

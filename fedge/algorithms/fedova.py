@@ -1,0 +1,163 @@
+"""FedOVA (Alg. 2): one binary model a class. Zhu et al., FedOVA: One-vs-All Training Method for Federated Learning with
+Non-IID Data, IJCNN 2021; Liu, Zhu and Yu, Resource-constrained Federated Edge Learning with Heterogeneous Data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedge import tree
+from fedge.algorithms.data_sharing import DataSharing
+from fedge.checks import at_least_one
+from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
+from fedge.handle import parameters
+
+State = list[Any]  # one inner state a class
+
+
+@dataclass(frozen=True, eq=False)
+class FedOVA(Algorithm[State]):
+    """`classes` binary problems "class i or not", each trained by `inner` on the clients that hold class i.
+
+        client k trains w^i on all its examples, relabelled y == i, for every label i that it holds
+        w^i_{t+1} = the inner server's step from the mean over the group P^i_t, plain (1/|P|) or `weighted` by n_k
+        prediction = argmax_i P(i | x; w^i); for two logits that is the difference of the logits
+
+    A (client, class) pair is a job, and only jobs are computed, sent and counted: a client with 2 of 10 labels costs
+    two binary models. All classes start from the module's weights; one that nobody in the cohort holds stays as it is.
+    `inner` is any algorithm built on a model with two outputs.
+
+    Bytes a round: those of the inner algorithm with jobs in place of clients; and, once, a byte a class from every
+    client, which says what it holds.
+    """
+
+    inner: Algorithm[Any]
+    classes: int = 10
+    weighted: bool = False
+
+    inner_outputs: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        at_least_one("classes", self.classes)
+        if isinstance(self.inner, FedOVA):
+            raise ValueError("a binary problem has no classes left to split: FedOVA cannot wrap FedOVA")
+        if isinstance(self.inner, DataSharing):
+            raise ValueError("data is shared with clients, not with classes: write DataSharing(FedOVA(...), beta)")
+
+    @property
+    def model(self) -> nn.Module:  # type: ignore[override]
+        return self.inner.model
+
+    @property
+    def loss(self) -> Loss:  # type: ignore[override]
+        return self.inner.loss
+
+    def add_class(self) -> FedOVA:
+        """The same with one class more (Sec. IV-B); a run that starts from an earlier one keeps the others' models."""
+        return replace(self, classes=self.classes + 1)
+
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        return {name: self._by_class(task) for name, task in self.inner.tasks(model).items()}
+
+    def _by_class(self, task: Task) -> Task:
+        finish = task.finish if self.weighted else _plain(task.finish)
+        return replace(task, finish=finish, rows=self.classes, holds=self._holds, relabel=_is_class)
+
+    def _holds(self, labels: Tensor) -> Tensor:
+        held = torch.zeros(self.classes, dtype=torch.bool, device=labels.device)
+        held[labels] = True
+        return held
+
+    def init(self, params: Params) -> State:
+        return [self.inner.init(params) for _ in range(self.classes)]
+
+    def adopt(self, state: State) -> State:
+        """Classes that the earlier run did not have start from the module's weights."""
+        like = next(iter(self.inner.params(state[0]).values()))
+        start = {name: leaf.to(like.device) for name, leaf in parameters(self.model).items()}
+        known = [self.inner.adopt(one) for one in state[: self.classes]]
+        return known + [self.inner.init(start) for _ in range(self.classes - len(state))]
+
+    def round(self, state: State) -> Flow[State]:
+        """Every class's own flow, in step: asks of the same kind travel together, and each gets its own row back."""
+        state = list(state)
+        flows = {row: self.inner.round(one) for row, one in enumerate(state)}
+        asks: dict[int, Any] = {row: next(flow) for row, flow in flows.items()}
+        while asks:
+            groups = _alike(asks)
+            replies = yield tuple(_together(asks, rows) for rows in groups)
+            waiting: dict[int, Any] = {}
+            for rows, reply in zip(groups, replies, strict=True):
+                for position, row in enumerate(rows):
+                    _advance(flows[row], reply.row(position), row, state, waiting)
+            asks = waiting
+        return state
+
+    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+        if int(y.max()) >= self.classes:
+            raise ValueError(f"label {int(y.max())} is out of range: FedOVA has classes 0 to {self.classes - 1}")
+        outputs = model.logits(params, x[:1]).shape[-1]
+        if outputs != self.inner_outputs:
+            raise ValueError(
+                f"FedOVA's inner model has {outputs} outputs, it needs 2 (no, yes): build it with outputs=2"
+            )
+
+    def notes(self, state: State) -> dict[str, Any]:
+        """Counts of the classes, added up."""
+        total: dict[str, Any] = {}
+        for one in state:
+            for name, value in self.inner.notes(one).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def params(self, state: State) -> Params:
+        """The module's names, with a leading class axis."""
+        return tree.stack([self.inner.params(one) for one in state])
+
+    def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
+        """log P(i | x) - log P(not i | x) for every class, [N, classes]."""
+        logits = [self.inner.scores(model, one, x) for one in state]
+        return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
+
+
+def _is_class(y: Tensor, row: Tensor) -> Tensor:
+    return (y == row).long()
+
+
+def _plain(finish: Callable[..., tuple[Payload, Tensor]]) -> Callable[..., tuple[Payload, Tensor]]:
+    """The same upload with weight one."""
+
+    def plain(sent: Payload, carry: Any, examples: Tensor) -> tuple[Payload, Tensor]:
+        upload, weight = finish(sent, carry, examples)
+        return upload, torch.ones_like(weight)
+
+    return plain
+
+
+def _alike(asks: dict[int, Ask]) -> list[tuple[int, ...]]:
+    """Rows whose asks can travel as one: the same task, parts, reuse and cohort."""
+    groups: dict[Any, list[int]] = {}
+    for row, ask in asks.items():
+        groups.setdefault((ask.task, tuple(ask.send), ask.reuse, ask.cohort), []).append(row)
+    return [tuple(rows) for rows in groups.values()]
+
+
+def _together(asks: dict[int, Ask], rows: tuple[int, ...]) -> Ask:
+    first = asks[rows[0]]
+    send = {part: tree.stack([asks[row].send[part] for row in rows]) for part in first.send}
+    return replace(first, send=send, rows=rows)
+
+
+def _advance(flow: Flow[Any], reply: Reply | None, row: int, state: State, waiting: dict[int, Any]) -> None:
+    """Give one class its reply; a class that got none ends its round and stays as it was."""
+    if reply is None:
+        flow.close()
+        return
+    try:
+        waiting[row] = flow.send(reply)
+    except StopIteration as end:
+        state[row] = end.value

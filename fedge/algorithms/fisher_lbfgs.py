@@ -1,0 +1,217 @@
+"""L-BFGS on the server with curvature from the clients' Fisher information (Alg. 1).
+
+Liu, Zhu and Yu, Resource-constrained Federated Edge Learning with Heterogeneous Data: Formulation and Analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedge import tree
+from fedge.algorithms.lbfgs import direction, is_safe
+from fedge.algorithms.passes import PASS_BATCH, average
+from fedge.checks import at_least_one, choice, non_negative, positive
+from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
+from fedge.handle import cross_entropy
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FisherLBFGS(Algorithm[State]):
+    """w_{t+1} = w_t - lr H_t g_t, with H_t from m curvature pairs whose y is a Fisher product, not a difference.
+
+        g_t = n_k-weighted mean over the cohort of
+                source "gradient": grad F_k(w_t), over all batches or over `batches` random ones, plus weight_decay w_t
+                source "update":   w_t - w_k after E epochs of local SGD with step local_lr
+        s_t = w_{t+1} - w_t
+        y_t = B_t s_t + weight_decay s_t + damping s_t
+                curvature "diagonal": B_t = diag E[grad f_i grad f_i^T] (Eq. 9), uploaded beside g_t: one phase
+                curvature "product":  B_t s_t with the whole empirical Fisher (Eq. 9) or Gauss-Newton matrix (Eq. 8),
+                                      never formed: a second phase sends s_t to the same cohort
+        H_t = two-loop recursion over the last m pairs (see `lbfgs`); before the first pair, first_step I
+
+    `matrix`: "fisher" or "gauss_newton"; "batch_square" is the cheap, biased stand-in for the diagonal that squares
+    mini-batch gradients. `curvature_at="next"` takes B at w_{t+1} over the next cohort: s_t travels with the parameters
+    and one phase is saved. `candidates`: the cohort is asked for its loss at w_t + a lr p_t for each a, and the best is
+    taken (a phase of a few scalars). A pair without safely positive curvature (s.y <= floor s.s) is refused.
+
+    Bytes a round, d parameters of b bytes, cohort c:
+        diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,
+        the first round without the product);  with q candidates also down c d b, up c (q b + 4).
+    """
+
+    model: nn.Module
+    epochs: int = 5
+    batch_size: int | None = 15
+    lr: float = 1.0
+    source: Literal["update", "gradient"] = "update"
+    curvature: Literal["diagonal", "product"] = "diagonal"
+    matrix: Literal["fisher", "gauss_newton", "batch_square"] = "fisher"
+    curvature_at: Literal["same", "next"] = "same"
+    memory: int = 10
+    damping: float = 1.0
+    weight_decay: float = 0.0
+    local_lr: float = 0.1
+    first_step: float | None = None
+    batches: int | None = None
+    candidates: tuple[float, ...] = ()
+    floor: float = 1e-8
+    loss: Loss = cross_entropy
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "memory"):
+            at_least_one(name, getattr(self, name))
+        at_least_one("batch_size", self.batch_size, optional=True)
+        for name in ("lr", "local_lr"):
+            positive(name, getattr(self, name))
+        for name in ("damping", "weight_decay", "floor"):
+            non_negative(name, getattr(self, name))
+        choice("source", self.source, ("update", "gradient"))
+        choice("curvature", self.curvature, ("diagonal", "product"))
+        choice("curvature_at", self.curvature_at, ("same", "next"))
+        known = ("fisher", "batch_square") if self.curvature == "diagonal" else ("fisher", "gauss_newton")
+        choice(f"matrix (with curvature {self.curvature!r})", self.matrix, known)
+        self._check_optional()
+
+    def _check_optional(self) -> None:
+        if self.first_step is not None:
+            positive("first_step", self.first_step)
+        if self.batches is not None:
+            at_least_one("batches", self.batches)
+            if self.source == "update":
+                raise ValueError(f"batches is {self.batches}, but it limits the gradient: set source='gradient'")
+        for candidate in self.candidates:
+            positive("candidates", candidate)
+
+    # -- clients
+
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        return {
+            "train": self._train(model),
+            "gradient": average("grad", self._gradient(model), **self._batches()),
+            "diagonal": average("diagonal", self._diagonal(model), **self._batches()),
+            "product": average("product", self._product(model), **self._batches()),
+            "losses": self._losses(model),
+        }
+
+    def _batches(self) -> dict[str, Any]:
+        """A pass over everything, or over `batches` of the size that was asked for."""
+        if self.batches is None and self.matrix != "batch_square":
+            return {"batch_size": PASS_BATCH}
+        return {"batch_size": self.batch_size, "batches": self.batches}
+
+    def _train(self, model: Model) -> Task:
+        def start(sent: Payload) -> Carry:
+            return sent["params"]
+
+        def step(sent: Payload, params: Carry, batch: Batch) -> Carry:
+            grad = model.grad(params, batch)
+            if self.weight_decay:
+                grad = tree.axpy(self.weight_decay, params, grad)
+            return tree.axpy(-self.local_lr, grad, params)
+
+        def finish(sent: Payload, params: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
+            return {"grad": tree.sub(sent["params"], params)}, examples.float()
+
+        return Task(start, step, finish, self.epochs, self.batch_size)
+
+    def _gradient(self, model: Model) -> Any:
+        return lambda sent, batch: tree.scale(batch.examples, model.grad(sent["params"], batch))
+
+    def _diagonal(self, model: Model) -> Any:
+        if self.matrix == "fisher":
+            return lambda sent, batch: model.sum_sq_grad(sent["params"], batch)
+
+        def square(sent: Payload, batch: Batch) -> Params:
+            grad = model.grad(sent["params"], batch)
+            return tree.scale(batch.examples, tree.mul(grad, grad))
+
+        return square
+
+    def _product(self, model: Model) -> Any:
+        times = model.sum_fisher_product if self.matrix == "fisher" else model.sum_gauss_newton_product
+        return lambda sent, batch: times(sent["params"], batch, sent["s"])
+
+    def _losses(self, model: Model) -> Task:
+        def start(sent: Payload) -> Carry:
+            return next(iter(sent["params"].values())).new_zeros(len(self.candidates))
+
+        def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
+            points = [tree.axpy(a * self.lr, sent["p"], sent["params"]) for a in self.candidates]
+            return carry + torch.stack([model.losses(point, batch).sum() for point in points])
+
+        def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
+            return {"losses": {"at": carry / examples}}, examples.float()
+
+        return Task(start, step, finish, batch_size=PASS_BATCH)
+
+    # -- server
+
+    def init(self, params: Params) -> State:
+        return {"params": params, "pairs": [], "last": None, "refused": 0}
+
+    def round(self, state: State) -> Flow[State]:
+        w, pairs, refused = state["params"], list(state["pairs"]), state["refused"]
+        next_point = self.curvature_at == "next"
+        gathered = yield self._ask(w, state["last"])
+        g = gathered.mean["grad"]
+        if self.source == "gradient" and self.weight_decay:
+            g = tree.axpy(self.weight_decay, w, g)
+        if next_point and state["last"] is not None:
+            refused += self._offer(pairs, state["last"], self._times(gathered.mean, state["last"]))
+        p = self._direction(pairs, g)
+        length = self.lr
+        if self.candidates:
+            tried = yield Ask("losses", {"p": p}, reuse=("params",))
+            length *= self._best(tried.mean["losses"]["at"], w, p)
+        s = tree.scale(length, p)
+        if not next_point:
+            curved = gathered
+            if self.curvature == "product":
+                curved = yield Ask("product", {"s": s}, reuse=("params",))
+            refused += self._offer(pairs, s, self._times(curved.mean, s))
+        return {"params": tree.add(w, s), "pairs": pairs, "last": s if next_point else None, "refused": refused}
+
+    def _ask(self, w: Params, last: Params | None) -> Ask:
+        """Phase one: the gradient or update, and whatever curvature can be had with it."""
+        first = "train" if self.source == "update" else "gradient"
+        if self.curvature == "diagonal":
+            return Ask((first, "diagonal"), {"params": w})
+        if self.curvature_at == "next" and last is not None:
+            return Ask((first, "product"), {"params": w, "s": last})
+        return Ask(first, {"params": w})
+
+    def _times(self, mean: Payload, s: Params) -> Params:
+        """B s, from the diagonal or as it came back."""
+        return tree.mul(mean["diagonal"], s) if self.curvature == "diagonal" else mean["product"]
+
+    def _offer(self, pairs: list[Any], s: Params, bs: Params) -> int:
+        """Take the pair into the memory, oldest out; returns 1 if it was refused."""
+        y = tree.axpy(self.weight_decay + self.damping, s, bs)
+        if not is_safe((s, y), self.floor):
+            return 1
+        pairs.append((s, y))
+        del pairs[: -self.memory]
+        return 0
+
+    def _direction(self, pairs: list[Any], g: Params) -> Params:
+        if pairs:
+            return direction(pairs, g)
+        if self.first_step is not None:
+            return tree.scale(-self.first_step, g)
+        return tree.scale(-1.0 if self.source == "update" else -min(1.0, 1 / float(tree.norm(g))), g)
+
+    def _best(self, losses: Tensor, w: Params, p: Params) -> float:
+        """The candidate with the smallest loss, the weight decay's share added here."""
+        points = [tree.axpy(a * self.lr, p, w) for a in self.candidates]
+        penalty = torch.stack([self.weight_decay / 2 * tree.dot(point, point) for point in points])
+        return self.candidates[int((losses + penalty).argmin())]
+
+    def notes(self, state: State) -> dict[str, Any]:
+        return {"refused_pairs": state["refused"]}

@@ -1,0 +1,6 @@
+"""The model handle: what algorithms call instead of the module."""
+
+from fedge.handle.module import check_module, parameters
+from fedge.handle.plain import Handle, cross_entropy
+
+__all__ = ["Handle", "check_module", "cross_entropy", "parameters"]

@@ -1,0 +1,72 @@
+"""Curvature without matrices: the Fisher diagonal, and products with the Fisher and the Gauss-Newton matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from fedge.core import Params
+from fedge.handle.squares import Squares
+
+Losses = Callable[[Params], Tensor]  # params -> [B]
+
+
+def sum_sq_grad(losses: Losses, params: Params, separable: list[str]) -> Params:
+    """sum_i (d loss_i / d w)^2, exactly.
+
+    Weights that a linear or convolution layer uses once get it in one backward pass (see `squares`); the others from
+    one gradient an example.
+    """
+    fast = {name: params[name] for name in separable}
+    rest = {name: leaf for name, leaf in params.items() if name not in fast}
+    found = _in_one_pass(losses, fast, rest) if fast else {}
+    if rest:
+        found |= _one_by_one(losses, rest, fast)
+    return {name: found[name] for name in params}
+
+
+def _in_one_pass(losses: Losses, fast: Params, rest: Params) -> Params:
+    def total(fast: Params) -> Tensor:
+        with Squares(fast):
+            return losses(fast | rest).sum()
+
+    squares: Params = torch.func.grad(total)(fast)
+    return squares
+
+
+def _one_by_one(losses: Losses, rest: Params, fast: Params) -> Params:
+    values, back = _vjp(lambda rest: losses(rest | fast), rest)
+
+    def square(cotangent: Tensor) -> Params:
+        return {name: leaf * leaf for name, leaf in back(cotangent).items()}
+
+    one_hot = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    return {name: leaf.sum(0) for name, leaf in vmap(square)(one_hot).items()}
+
+
+def sum_fisher_product(losses: Losses, params: Params, v: Params) -> Params:
+    """sum_i g_i (g_i . v): the slopes g_i . v by one forward-mode pass, their combination by one backward pass."""
+    return _vjp(losses, params)[1](_jvp(losses, params, v)[1])
+
+
+def sum_gauss_newton_product(
+    logits: Callable[[Params], Tensor], total: Callable[[Tensor], Tensor], params: Params, v: Params
+) -> Params:
+    """sum_i J_i^T H_i J_i v, with J_i the Jacobian of example i's logits and H_i the Hessian of its loss in them."""
+    z, along = _jvp(logits, params, v)
+    _, curved = _jvp(torch.func.grad(total), z, along)
+    return _vjp(logits, params)[1](curved)
+
+
+def _jvp(function: Callable[[Any], Tensor], at: Any, along: Any) -> tuple[Tensor, Tensor]:
+    value, slope = jvp(function, (at,), (along,))[:2]
+    return value, slope
+
+
+def _vjp(function: Callable[[Params], Tensor], at: Params) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    value, back = vjp(function, at)[:2]
+    return value, lambda cotangent: back(cotangent)[0]

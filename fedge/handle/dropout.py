@@ -1,0 +1,69 @@
+"""Dropout by address: the same mask on every engine, device and chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedge.keys import fold_tensor, keep_mask
+
+_ELEMENT = {F.dropout, torch.dropout}
+_CHANNEL = {F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout}
+_RANDOM = {
+    F.alpha_dropout, F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d, F.fractional_max_pool3d,
+    torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm,
+    torch.bernoulli, torch.multinomial, torch.normal, torch.poisson,
+    Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.random_, Tensor.exponential_,
+}  # fmt: skip
+
+
+class AddressedDropout(TorchFunctionMode):
+    """Dropout whose mask is a function of the step's key, the call's number in the forward pass and the element.
+
+    Any other random operation is an error by name: it would differ between engines.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self.key, self.calls = key, 0
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ELEMENT or (func in _CHANNEL and func is not F.feature_alpha_dropout):
+            return self._drop(func, *args, **kwargs)
+        if func in _RANDOM or func is F.feature_alpha_dropout or _attention_dropout(func, args, kwargs):
+            name = getattr(func, "__name__", str(func))
+            raise RuntimeError(
+                f"the model calls the random operation '{name}', which has no addressed form: "
+                "use nn.Dropout (1d, 2d, 3d), whose masks fedge addresses, or remove it"
+            )
+        return func(*args, **kwargs)
+
+    def _drop(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        self.calls += 1
+        if not training or p == 0:
+            return input
+        if p == 1:
+            return torch.zeros_like(input)
+        shape = input.shape if func in _ELEMENT else _channels(func, input)
+        keep = keep_mask(fold_tensor(self.key, self.calls), shape, p, input.device)
+        return input * (keep.to(input.dtype) / (1 - p))
+
+
+def _channels(func: Any, input: Tensor) -> torch.Size:
+    """The shape of a mask that drops whole channels: [B, C, 1, ...]."""
+    spatial = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}[func]
+    return torch.Size([*input.shape[: input.dim() - spatial], *([1] * spatial)])
+
+
+def _attention_dropout(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    if func is not F.scaled_dot_product_attention:
+        return False
+    return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))

@@ -1,0 +1,31 @@
+"""What an nn.Module must be to serve as a pure function of its parameters."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedge.core import Params
+
+
+def parameters(module: nn.Module) -> Params:
+    """A copy of the trainable parameters by the module's own names; frozen ones stay inside the module."""
+    check_module(module)
+    return {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what cannot be a pure function of its parameters, by the name of the layer."""
+    for name, layer in module.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+            raise ValueError(
+                f"layer '{name}' ({kind}) mixes the examples of a batch or keeps running statistics, which are "
+                "not parameters and have no meaning across clients: use nn.GroupNorm or nn.LayerNorm in its place"
+            )
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(f"parameter '{name}' has no shape yet: run the lazy module on one batch first")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("the model has no trainable parameters: at least one must require grad")

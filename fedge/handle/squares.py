@@ -1,0 +1,167 @@
+"""Sums of squared per-example gradients in one backward pass.
+
+For a layer z = W a the gradient of example i is g_i a_i^T, so the sum of its squares is (g*g)^T (a*a): two factors that
+the backward pass has in hand. `Squares` swaps linear and convolution layers for functions whose gradient in the weight
+is that sum, and in the input is the ordinary one; then the gradient of sum_i loss_i is the sum of squares for every
+weight. A convolution needs its per-example gradients [B, out, in * kernel], but only while its own layer is visited.
+(Dangel et al., BackPACK, ICLR 2020, extract the same.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fedge.core import Batch, Params
+
+if TYPE_CHECKING:
+    from fedge.handle.plain import Handle
+
+_CONV = {F.conv1d: 1, F.conv2d: 2}
+
+
+class _Linear(Function):
+    """z = a W^T + b with squared weight gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(a, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, weight, bias = inputs
+        ctx.save_for_backward(a, weight)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    @torch.no_grad()  # torch.func.grad would keep every step of this for a second derivative
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        a, weight = ctx.saved_tensors
+        if g.dim() == 2:
+            squares, biases = (g * g).mT @ (a * a), (g * g).sum(0)
+        else:  # [B, ..., out]: the positions of one example add up before the square
+            example = g.flatten(1, -2).mT @ a.flatten(1, -2)
+            squares, biases = (example * example).sum(0), g.flatten(1, -2).sum(1).square().sum(0)
+        return g @ weight, squares, biases if ctx.has_bias else None
+
+
+class _Conv(Function):
+    """z = W * a + b with squared weight gradients; stride, padding, dilation and groups as they come."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...], groups: int) -> Tensor:
+        stride, padding, dilation = where
+        return torch.convolution(a, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, weight, bias, ctx.where, ctx.groups = inputs
+        ctx.save_for_backward(a, weight)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    @torch.no_grad()  # torch.func.grad would keep every step of this for a second derivative
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        a, weight = ctx.saved_tensors
+        patches = _patches(a, weight, ctx.where).unflatten(1, (ctx.groups, -1))  # [B, groups, in * kernel, L]
+        outs = g.flatten(2).unflatten(1, (ctx.groups, -1))  # [B, groups, out, L]
+        squares = (outs @ patches.mT).square().sum(0).view(weight.shape)
+        biases = g.flatten(2).sum(2).square().sum(0) if ctx.has_bias else None
+        return _into(g, a, weight, ctx.where, ctx.groups), squares, biases, None, None
+
+
+def _patches(a: Tensor, weight: Tensor, where: tuple[Any, ...]) -> Tensor:
+    """The patches that the kernel sees, [B, in * kernel, L]; one dimension is two of which one has length 1."""
+    if len(where[0]) == 1:
+        a, where = a.unsqueeze(2), tuple((one, *part) for one, part in zip((1, 0, 1), where, strict=True))
+    stride, padding, dilation = where
+    return F.unfold(a, (1, *weight.shape[2:])[-2:], dilation=dilation, padding=padding, stride=stride)
+
+
+def _into(g: Tensor, a: Tensor, weight: Tensor, where: tuple[Any, ...], groups: int) -> Tensor:
+    """The ordinary gradient in the layer's input."""
+    stride, padding, dilation = where
+    found: Tensor = torch.ops.aten.convolution_backward(
+        g, a, weight, None, stride, padding, dilation, False, [0] * len(stride), groups, (True, False, False)
+    )[0]
+    return found
+
+
+class Squares(TorchFunctionMode):
+    """Within it, layers whose weights are among `fast` have squared weight gradients."""
+
+    def __init__(self, fast: Params) -> None:
+        super().__init__()
+        self.fast = {id(leaf) for leaf in fast.values()}
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        call = _layer(func, args, kwargs or {})
+        if call is None or id(call[2]) not in self.fast:
+            return func(*args, **(kwargs or {}))
+        return call[0].apply(*call[1:])
+
+
+def _layer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """(function, input, weight, bias, ...) if this is a layer with a rule, else None."""
+    if func is F.linear:
+        return _Linear, *_bind(args, kwargs, ("input", "weight", "bias"), (None,))
+    if func not in _CONV:
+        return None
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    a, weight, bias, *where, groups = _bind(args, kwargs, names, (None, 1, 0, 1, 1))
+    if any(isinstance(part, str) for part in where) or a.dim() != _CONV[func] + 2:
+        return None
+    sizes = tuple(tuple(part) if isinstance(part, list | tuple) else (part,) * _CONV[func] for part in where)
+    return _Conv, a, weight, bias, sizes, groups
+
+
+def _bind(
+    args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], defaults: tuple[Any, ...]
+) -> list[Any]:
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return [given.get(name, default) for name, default in zip(names, (None, None, *defaults), strict=True)]
+
+
+class _Uses(TorchFunctionMode):
+    """Counts how often each parameter is an argument of any operation, and of a layer with a rule."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__()
+        self.names = {id(leaf): name for name, leaf in params.items()}
+        self.all: Counter[str] = Counter()
+        self.by_rule: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        found = [self.names[id(leaf)] for leaf in leaves if id(leaf) in self.names]
+        self.all.update(found)
+        if _layer(func, args, kwargs or {}) is not None:
+            self.by_rule.update(found)
+        return func(*args, **(kwargs or {}))
+
+
+def separable(handle: Handle, params: Params, batch: Batch) -> list[str]:
+    """The parameters that are used exactly once, by a layer with a rule; found in one dry run on the module itself."""
+    own = {name: leaf.detach() for name, leaf in handle.module.named_parameters() if name in params}
+    x = torch.zeros((1, *batch.x.shape[1:]), dtype=batch.x.dtype, device=batch.x.device)
+    with _Uses(own) as uses:
+        handle.logits(own, x)
+    return [name for name in params if uses.all[name] == uses.by_rule[name] == 1]

@@ -1,0 +1,82 @@
+"""The bytes of every algorithm equal the formula in its docstring."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedge
+from fedge.core import Algorithm
+from fedge.engine import Loopback, Simulator
+
+DATA = fedge.data.load("digits")
+FEDERATION = fedge.Federation(DATA, fedge.partition.labels_per_client(DATA.train_y, 50, labels=2, seed=0))
+C, B = 5, 4  # cohort, bytes a scalar
+
+
+def model(outputs: int = 10):
+    return fedge.models.mlp(64, (8,), outputs, seed=0)
+
+
+D = 64 * 8 + 8 + 8 * 10 + 10
+BINARY = 64 * 8 + 8 + 8 * 2 + 2
+
+
+def lbfgs(**options) -> fedge.FisherLBFGS:
+    return fedge.FisherLBFGS(model(), epochs=1, **options)
+
+
+PRODUCT = {"curvature": "product", "source": "gradient"}
+# algorithm, (down, up) of the first round, of later rounds
+CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
+    "fedavg": (fedge.FedAvg(model()), (C * D * B, C * (D * B + 4)), (C * D * B, C * (D * B + 4))),
+    "fedavg_adam": (fedge.FedAvg(model(), optimiser="adam"), *[(C * D * B, C * (D * B + 4))] * 2),
+    "server_adam": (fedge.FedAvg(model(), server_optimiser="adam"), *[(C * D * B, C * (D * B + 4))] * 2),
+    "feddane": (fedge.FedDANE(model()), *[(2 * C * D * B, 2 * C * (D * B + 4))] * 2),
+    "feddane_new": (fedge.FedDANE(model(), cohort="new"), *[(3 * C * D * B, 2 * C * (D * B + 4))] * 2),
+    "diagonal": (lbfgs(), *[(C * D * B, C * (2 * D * B + 8))] * 2),
+    "diagonal_next": (lbfgs(curvature_at="next"), *[(C * D * B, C * (2 * D * B + 8))] * 2),
+    "product": (lbfgs(**PRODUCT), *[(2 * C * D * B, 2 * C * (D * B + 4))] * 2),
+    "product_next": (
+        lbfgs(**PRODUCT, curvature_at="next"),
+        (C * D * B, C * (D * B + 4)),
+        (2 * C * D * B, 2 * C * (D * B + 4)),
+    ),
+    "candidates": (
+        lbfgs(candidates=(0.5, 1.0, 2.0)),
+        *[(2 * C * D * B, C * (2 * D * B + 8) + C * (3 * B + 4))] * 2,
+    ),
+    "fedova": (  # two labels a client: two jobs each
+        fedge.FedOVA(fedge.FedAvg(model(2))),
+        *[(2 * C * BINARY * B, 2 * C * (BINARY * B + 4))] * 2,
+    ),
+    "fedova_diagonal": (
+        fedge.FedOVA(fedge.FisherLBFGS(model(2), epochs=1)),
+        *[(2 * C * BINARY * B, 2 * C * (2 * BINARY * B + 8))] * 2,
+    ),
+    "sharing": (fedge.DataSharing(fedge.FedAvg(model()), 0.2), *[(C * D * B, C * (D * B + 4))] * 2),
+}
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_equal_the_formula(name: str, link) -> None:
+    algorithm, first, later = CASES[name]
+    run = fedge.train(algorithm, FEDERATION, rounds=3, cohort=C, link=link(algorithm, FEDERATION))
+    assert [(r["down_bytes"], r["up_bytes"]) for r in run.history] == [first, later, later]
+
+
+def test_what_setup_costs() -> None:
+    run = fedge.train(CASES["sharing"][0], FEDERATION, rounds=1, cohort=C)
+    shared = round(0.2 * 1437 / 50)
+    image, label = 64 * 4, 8
+    assert [(r.task, r.clients, r.down, r.broadcast, r.up) for r in run.ledger if r.round == 0] == [
+        ("share", 50, 50 * shared * (image + label), shared * (image + label), 0)
+    ]
+    run = fedge.train(CASES["fedova"][0], FEDERATION, rounds=1, cohort=C)
+    assert [(r.task, r.clients, r.down, r.up) for r in run.ledger if r.round == 0] == [("rows", 50, 0, 50 * 10)]
+
+
+def test_every_algorithm_has_a_formula() -> None:
+    kinds = {type(case[0]) for case in CASES.values()}
+    assert kinds == set(fedge.algorithms.ALGORITHMS.values())
+    assert all("Bytes" in (kind.__doc__ or "") for kind in kinds)

@@ -1,0 +1,162 @@
+"""FedOVA against separate per-class runs, counted work, new classes, scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedge
+from fedge.engine import Loopback, Simulator
+from tests.against import clients_of, cohorts_of, order_of
+from tests.cases import close, ragged, toy_data, toy_model
+from tests.reference.fedavg import fedavg
+from tests.reference.feddane import feddane
+from tests.reference.fedova import fedova, fedova_predict
+from tests.reference.fisher_lbfgs import fisher_lbfgs
+
+BINARY = toy_model(outputs=2)
+SECOND = {"epochs": 2, "batch_size": 4, "local_lr": 0.1, "lr": 0.7, "memory": 2, "damping": 0.2, "weight_decay": 0.01}
+SECOND |= {"first_step": None}
+INNER = {
+    "fedavg": (fedge.FedAvg, fedavg, {"lr": 0.1, "epochs": 2, "batch_size": 4, "server_momentum": 0.5}, (True,)),
+    "feddane": (fedge.FedDANE, feddane, {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3}, (True, False)),
+    "diagonal": (fedge.FisherLBFGS, fisher_lbfgs, SECOND | {"source": "update", "curvature": "diagonal"}, (True,)),
+    "product": (
+        fedge.FisherLBFGS, fisher_lbfgs, SECOND | {"source": "gradient", "curvature": "product"}, (True, False),
+    ),
+    "next": (
+        fedge.FisherLBFGS,
+        fisher_lbfgs,
+        SECOND | {"source": "gradient", "curvature": "product", "curvature_at": "next", "candidates": (0.5, 1.0)},
+        (True, False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", INNER)
+def test_against_separate_per_class_runs(name: str, weighted: bool) -> None:
+    """A cohort of two: in some rounds nobody holds a class, and its model, memory and moments must not move."""
+    build, reference, options, fresh = INNER[name]
+    federation = ragged(toy_data())
+    algorithm = fedge.FedOVA(build(BINARY, **options), classes=3, weighted=weighted)
+    cohorts = cohorts_of(federation, 5, 2, 9, fresh)
+    expected = fedova(
+        reference, BINARY, clients_of(federation), cohorts, order_of(federation, 9), 3, weighted=weighted, **options
+    )
+    held = [set(federation.data.train_y[federation.examples(k)].tolist()) for k in range(7)]
+    missing = [{0, 1, 2} - set().union(*(held[k] for k in phases[0])) for phases in cohorts]
+    assert any(missing), "the cohorts leave out no class: choose another seed"
+    for link in (
+        Simulator(algorithm, federation),
+        Simulator(algorithm, federation, chunk=1),
+        Loopback(algorithm, federation),
+    ):
+        run = fedge.train(algorithm, federation, rounds=5, cohort=2, seed=9, link=link)
+        assert close(run.params, expected) < 1e-10
+    assert torch.equal(run.predict(federation.data.test_x), fedova_predict(BINARY, expected, federation.data.test_x))
+
+
+def digits(labels: int = 2) -> fedge.Federation:
+    data = fedge.data.load("digits")
+    return fedge.Federation(data, fedge.partition.labels_per_client(data.train_y, 100, labels=labels, seed=0))
+
+
+def test_a_client_with_two_labels_trains_two_binary_models_and_not_ten() -> None:
+    rows = []
+
+    def loss(logits, y):
+        rows.append(y.shape)
+        return fedge.cross_entropy(logits, y)
+
+    model = fedge.models.mlp(64, (8,), 2, seed=0)
+    federation = digits()
+    algorithm = fedge.FedOVA(fedge.FedAvg(model, epochs=1, batch_size=5, loss=loss), classes=10)
+    link = Simulator(algorithm, federation, chunk=1)  # one call of the loss a job and step
+    run = fedge.train(algorithm, federation, rounds=1, cohort=20, evaluate_every=9, link=link)
+    client_steps = sum(-(-int(federation.sizes[k]) // 5) for k in run.history[0]["cohort"])
+    trained = [shape for shape in rows if shape[0] <= 5]
+    assert len(trained) == 2 * client_steps
+    ledger = [row for row in run.ledger if row.task == "train"]
+    d = 64 * 8 + 8 + 8 * 2 + 2
+    assert [(r.clients, r.down, r.broadcast, r.up) for r in ledger] == [(20, 40 * 4 * d, 10 * 4 * d, 40 * (4 * d + 4))]
+    assert next((r.round, r.task, r.up) for r in run.ledger) == (0, "rows", 100 * 10)
+
+
+def test_all_classes_start_from_the_modules_weights_and_params_are_stacked() -> None:
+    algorithm = fedge.FedOVA(fedge.FedAvg(BINARY), classes=3)
+    start = {name: leaf.detach() for name, leaf in BINARY.named_parameters()}
+    stacked = algorithm.params(algorithm.init(start))
+    assert all(torch.equal(stacked[name][c], start[name]) for name in start for c in range(3))
+
+
+def test_a_new_class_leaves_the_other_models_alone_until_they_are_trained() -> None:
+    data = toy_data(classes=3)
+    two = data.train_y < 2
+    small = fedge.data.Data(data.train_x[two], data.train_y[two], data.test_x, data.test_y % 2, 2)
+    first = fedge.Federation(small, fedge.partition.iid(small.train_y, 4, seed=0))
+    algorithm = fedge.FedOVA(fedge.FedAvg(BINARY, lr=0.2, epochs=2, batch_size=4), classes=2)
+    run = fedge.train(algorithm, first, rounds=3, seed=0)
+    only_new = fedge.Federation(data, [np.flatnonzero(data.train_y.numpy() == 2)])
+    grown = fedge.train(algorithm.add_class(), only_new, rounds=2, start=run)
+    for name, leaf in run.params.items():
+        assert torch.equal(grown.params[name][:2], leaf)
+        assert not torch.equal(grown.params[name][2], dict(BINARY.named_parameters())[name])
+    everyone = fedge.Federation(data, fedge.partition.iid(data.train_y, 4, seed=0))
+    later = fedge.train(algorithm.add_class(), everyone, rounds=8, start=grown)
+    assert later.history[-1]["round"] == 13
+    assert later.history[-1]["test_accuracy"] > 0.9
+    declared = [row.up for row in later.ledger if row.task == "rows"]
+    assert declared == [4 * 2, 1 * 3, 4 * 3]  # each population says what it holds, once
+
+
+def test_agrees_with_one_vs_rest_logistic_regression() -> None:
+    """One client, full batches, the same L2 penalty: scikit-learn's minimum and ours classify alike."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+
+    data = fedge.data.load("digits")
+    x, y = data.train_x.double().flatten(1), data.train_y
+    l2 = 1e-3
+    model = fedge.models.logistic(64, 2, seed=0).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    newton = {
+        "source": "gradient",
+        "curvature": "product",
+        "matrix": "gauss_newton",
+        "candidates": (0.25, 0.5, 1.0, 2.0),
+    }
+    inner = fedge.FisherLBFGS(model, damping=0.0, weight_decay=l2, **newton)
+    federation = fedge.Federation(data, [range(len(y))])
+    run = fedge.train(fedge.FedOVA(inner, classes=10), federation, rounds=60, evaluate_every=60)
+    # two logits with penalty l2/2 (|a|^2 + |b|^2) are one logit w = b - a with penalty l2/4 |w|^2, for a = -b = -w/2
+    features = np.hstack([x.numpy(), np.ones((len(y), 1))])  # the bias is penalised too, as weight decay does
+    judge = LogisticRegression(C=1 / (len(y) * l2 / 2), fit_intercept=False, tol=1e-10, max_iter=10_000)
+    theirs = OneVsRestClassifier(judge).fit(features, y.numpy())
+    test = np.hstack([data.test_x.double().flatten(1).numpy(), np.ones((len(data.test_y), 1))])
+    same = theirs.predict(test) == run.predict(data.test_x).numpy()
+    assert same.mean() == 1.0
+    assert float(np.abs(theirs.decision_function(test) - run.scores(data.test_x).numpy()).max()) < 0.05
+
+
+def test_bad_input() -> None:
+    data, federation = toy_data(), ragged(toy_data())
+    with pytest.raises(ValueError, match="label 2 is out of range: FedOVA has classes 0 to 1"):
+        fedge.train(fedge.FedOVA(fedge.FedAvg(BINARY), classes=2), federation, rounds=1)
+    with pytest.raises(ValueError, match="inner model has 3 outputs, it needs 2"):
+        fedge.train(fedge.FedOVA(fedge.FedAvg(toy_model()), classes=3), federation, rounds=1)
+    with pytest.raises(ValueError, match="FedOVA cannot wrap FedOVA"):
+        fedge.FedOVA(fedge.FedOVA(fedge.FedAvg(BINARY)))
+    with pytest.raises(ValueError, match=r"write DataSharing\(FedOVA"):
+        fedge.FedOVA(fedge.DataSharing(fedge.FedAvg(BINARY)))
+    with pytest.raises(ValueError, match="add up the two betas"):
+        fedge.DataSharing(fedge.DataSharing(fedge.FedAvg(BINARY)))
+    for beta in (0, -0.1, 1.5, "x"):
+        with pytest.raises(ValueError, match=r"beta is .*, it must be greater than 0 and at most 1"):
+            fedge.DataSharing(fedge.FedAvg(BINARY), beta=beta)
+    with pytest.raises(ValueError, match="classes is 0"):
+        fedge.FedOVA(fedge.FedAvg(BINARY), classes=0)
+    assert data.classes == 3

@@ -1,0 +1,120 @@
+"""FedDANE and FisherLBFGS against plain float64 loops, the recursion against dense BFGS."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedge
+from fedge.algorithms import lbfgs
+from tests.against import clients_of, cohorts_of, order_of
+from tests.cases import close, generator, ragged, toy_data, toy_model
+from tests.reference.feddane import feddane
+from tests.reference.fisher_lbfgs import fisher_lbfgs
+from tests.reference.two_loop import dense_bfgs, two_loop
+
+
+def random_pairs(m: int, d: int = 12) -> tuple[list, torch.Tensor]:
+    """Pairs of a positive definite quadratic, y = A s, and a gradient."""
+    g = generator(m)
+    root = torch.randn(d, d, generator=g, dtype=torch.float64)
+    matrix = root @ root.T / d + torch.eye(d, dtype=torch.float64)
+    steps = torch.randn(m, d, generator=g, dtype=torch.float64)
+    return [(s, matrix @ s) for s in steps], torch.randn(d, generator=g, dtype=torch.float64)
+
+
+def split(vector: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"a": vector[:5], "b": vector[5:].view(-1, 1)}
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 10])
+def test_vector_free_recursion_against_the_ordinary_one_and_the_dense_matrix(m: int) -> None:
+    pairs, g = random_pairs(m)
+    found = lbfgs.direction([(split(s), split(y)) for s, y in pairs], split(g))
+    flat = torch.cat([leaf.flatten() for leaf in found.values()])
+    assert float((flat + two_loop(pairs, g)).abs().max()) < 1e-12
+    assert float((flat + dense_bfgs(pairs) @ g).abs().max()) < 1e-12
+
+
+def test_the_recursion_reads_dot_products_only() -> None:
+    """The coefficients are the same for any basis with the same Gram matrix, here a rotated one."""
+    pairs, g = random_pairs(3)
+    basis = [s for s, _ in pairs] + [y for _, y in pairs] + [g]
+    rotation, _ = torch.linalg.qr(torch.randn(12, 12, generator=generator(1), dtype=torch.float64))
+    one = lbfgs.two_loop(lbfgs.gram([split(v) for v in basis]))
+    other = lbfgs.two_loop(lbfgs.gram([split(rotation @ v) for v in basis]))
+    assert one.shape == (7,)
+    assert float((one - other).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("cohort", ["same", "new"])
+def test_feddane_against_the_plain_loop(cohort: str) -> None:
+    options = {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3}
+    federation = ragged(toy_data())
+    run = fedge.train(fedge.FedDANE(toy_model(), cohort=cohort, **options), federation, rounds=3, cohort=4, seed=9)
+    cohorts = cohorts_of(federation, 3, 4, 9, fresh=(True, cohort == "new"))
+    expected = feddane(toy_model(), clients_of(federation), cohorts, order_of(federation, 9), **options)
+    assert close(run.params, expected) < 1e-10
+    assert cohorts[0][0] != cohorts[0][1] or cohort == "same"
+
+
+VARIANTS = {
+    f"{source}_{curvature}_{at}": {"source": source, "curvature": curvature, "curvature_at": at}
+    for source in ("gradient", "update")
+    for curvature in ("diagonal", "product")
+    for at in ("same", "next")
+} | {
+    "gauss_newton": {"source": "gradient", "curvature": "product", "matrix": "gauss_newton"},
+    "gauss_newton_update": {"source": "update", "curvature": "product", "matrix": "gauss_newton"},
+    "candidates": {"source": "gradient", "curvature": "product", "candidates": (0.3, 1.0, 2.0)},
+    "candidates_next": {"source": "update", "curvature": "diagonal", "curvature_at": "next", "candidates": (0.5, 1.5)},
+    "first_step": {"source": "gradient", "curvature": "diagonal", "first_step": 0.05},
+    "all_refused": {"source": "gradient", "curvature": "product", "damping": 0.0, "floor": 1e3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_fisher_lbfgs_against_the_plain_loop(name: str) -> None:
+    options = {"epochs": 2, "batch_size": 4, "local_lr": 0.1, "lr": 0.7, "memory": 2, "damping": 0.2}
+    options |= {"weight_decay": 0.01, "first_step": None} | VARIANTS[name]
+    federation = ragged(toy_data())
+    run = fedge.train(fedge.FisherLBFGS(toy_model(), **options), federation, rounds=4, cohort=5, seed=9)
+    cohorts = cohorts_of(federation, 4, 5, 9, fresh=(True, False, False))
+    expected, refused = fisher_lbfgs(toy_model(), clients_of(federation), cohorts, order_of(federation, 9), **options)
+    assert close(run.params, expected) < 1e-10
+    assert run.history[-1]["refused_pairs"] == refused
+    assert refused == (4 if name == "all_refused" else 0)
+    if name != "all_refused":
+        assert len(run.state["pairs"]) == 2
+
+
+def test_batch_square_is_what_its_name_says() -> None:
+    from tests.reference.curvature import batch_square
+
+    data = toy_data()
+    federation = fedge.Federation(data, [range(len(data.train_y))])
+    algorithm = fedge.FisherLBFGS(toy_model(), source="gradient", matrix="batch_square", batch_size=7, damping=0.0)
+    run = fedge.train(algorithm, federation, rounds=1, seed=2)
+    batches = order_of(federation, 2)(0, 0, 0, 1, 7)
+    diagonal = batch_square(toy_model(), [(data.train_x[b], data.train_y[b]) for b in batches])
+    ((s, y),) = run.state["pairs"]
+    assert close(y, {name: diagonal[name] * s[name] for name in s}) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": 0}, "memory is 0, it must be a whole number of at least 1"),
+        ({"damping": -0.1}, "damping is -0.1, it must be 0 or more"),
+        ({"matrix": "gauss_newton"}, r"matrix \(with curvature 'diagonal'\) is 'gauss_newton'"),
+        ({"curvature": "product", "matrix": "batch_square"}, r"must be one of \['fisher', 'gauss_newton'\]"),
+        ({"source": "gradiant"}, r"source is 'gradiant' \(did you mean 'gradient'\?\)"),
+        ({"batches": 3}, "batches is 3, but it limits the gradient: set source='gradient'"),
+        ({"candidates": (1.0, 0.0)}, "candidates is 0.0, it must be greater than 0"),
+        ({"first_step": -1.0}, "first_step is -1.0"),
+        ({"curvature_at": "later"}, "curvature_at is 'later'"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedge.FisherLBFGS(toy_model(), **options)
