@@ -27,7 +27,11 @@ from fedge.engine.ledger import Row
 from fedge.federation import Federation
 
 Record = dict[str, Any]
-MAY_DIFFER = {"train.rounds", "train.checkpoint_every"}  # between the checkpoint and the run that goes on from it
+MAY_DIFFER = {
+    "train.rounds",
+    "train.checkpoint_every",
+    "train.device",
+}  # between the checkpoint and the run that goes on from it
 HEAT_MAP_CLIENTS = 1000
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def train(
         if log is not None:
             log.create(federation, run)
     judge = Judge(federation, link, evaluate_train)
-    with exact_float32():
+    with link.working():
         _rounds(run, Interruptible(link, stop), judge, log, seed, draw, last, evaluate_every, on_round)
     return run
 
@@ -198,16 +197,3 @@ class Judge:
             found = evaluate(run.algorithm, run.handle, run.state, x, y, self.classes)
             record |= {f"{name}_{key}": value for key, value in found.items()}
         return record
-
-
-@contextmanager
-def exact_float32() -> Iterator[None]:
-    """fp32 means fp32: no TF32 in matrix products or convolutions while this runs."""
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = cudnn

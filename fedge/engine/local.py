@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply
 from fedge.engine import replies
 from fedge.engine.ledger import Ledger
+from fedge.engine.memory import useful_threads
 from fedge.engine.population import Population
 from fedge.federation import Federation
 from fedge.handle import Handle, parameters
@@ -36,6 +39,7 @@ class LocalLink(ABC):
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
         self.handle = Handle(algorithm.model, algorithm.loss, self.device)
+        self.threads = useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
         if (row := self.population.declare(list(self.tasks.values()))) is not None:
@@ -58,10 +62,25 @@ class LocalLink(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Choices that change the order of sums; a run that goes on makes them again."""
-        return {"threads": torch.get_num_threads()}
+        return {"threads": self.threads}
 
     def restore(self, settings: dict[str, Any]) -> None:
-        torch.set_num_threads(settings["threads"])
+        self.threads = settings["threads"]
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Within it torch uses the threads that suit the model, and fp32 means fp32: no TF32 on a GPU."""
+        threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        cudnn = torch.backends.cudnn.allow_tf32
+        torch.set_num_threads(self.threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32 = cudnn
 
     @abstractmethod
     def forget(self) -> None:

@@ -35,6 +35,12 @@ class Budget:
         return max(1, self.memory // (self.params + width * self.example))
 
 
+def useful_threads(handle: Handle) -> int:
+    """One thread for a small model without convolutions: its operations are too short to be worth sharing."""
+    small = tree.size(parameters_of(handle)) < 200_000 and not has_convolutions(handle.module)
+    return 1 if small else torch.get_num_threads()
+
+
 def parameters_of(handle: Handle) -> tree.Params:
     return {name: leaf.detach() for name, leaf in handle.module.named_parameters()}
 

@@ -1,0 +1,58 @@
+"""The commands, one file each, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedge import __version__
+from fedge.cli.partition import partition_app
+from fedge.cli.report import report
+from fedge.cli.run import run
+from fedge.cli.text import examples
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedge {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=examples(
+        "fedge run",
+        "fedge run digits.toml --set algorithm.lr=0.1",
+        "fedge report runs/digits --open",
+    )
+)
+def fedge(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning over many edge devices.
+
+    Fast to simulate, honest about bytes.
+    """
+
+
+app.command(
+    epilog=examples(
+        "fedge run",
+        "fedge run digits.toml --set train.rounds=20 --set algorithm.lr=0.1",
+        "fedge run --resume --out runs/digits",
+    )
+)(run)
+app.command(
+    epilog=examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared")
+)(report)
+app.add_typer(partition_app, name="partition")

@@ -1,0 +1,39 @@
+"""Errors as a person sees them: one line, an exit code, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from fedge.engine.fold import StepError
+from fedge.engine.replies import TooFewReplies
+from fedge.engine.worker import ClientError
+from fedge.experiment import ExperimentError
+from fedge.report import MissingExtra, ReportError
+from fedge.runfolder import RunFolderError
+
+ASKED = 2  # what was asked for is not possible
+FAILED = 1  # it was possible, and went wrong
+INTERRUPTED = 130  # as shells count Ctrl-C
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn the errors that a person can do something about into one line."""
+    try:
+        yield
+    except (ExperimentError, RunFolderError, ReportError) as error:
+        raise fail(str(error), ASKED) from None
+    except (MissingExtra, TooFewReplies, ClientError, StepError) as error:
+        raise fail(str(error), FAILED) from None
+    except OSError as error:
+        raise fail(str(error), ASKED) from None
+
+
+def fail(message: str, code: int) -> typer.Exit:
+    """Say it on stderr; raise what comes back."""
+    typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+    typer.echo(" ".join(message.split()), err=True)
+    return typer.Exit(code)

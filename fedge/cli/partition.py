@@ -1,0 +1,118 @@
+"""`fedge partition show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedge.cli.errors import one_line
+from fedge.cli.text import examples, to_json
+from fedge.experiment import ExperimentError, load_federation
+from fedge.federation import Federation
+from fedge.report import partition_figure
+
+CLIENTS = 20  # in the picture made of letters
+SHADES = (None, "on grey19", "on blue", "on dark_cyan", "on green4", "on dark_goldenrod")
+
+partition_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at who holds which examples.")
+
+
+@partition_app.callback()
+def _group() -> None:
+    """Look at who holds which examples."""
+
+
+@partition_app.command(
+    epilog=examples(
+        "fedge partition show", "fedge partition show digits.toml --set partition.labels=1 --out partition.png"
+    )
+)
+def show(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as partition.labels=1. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the heat map: .png, .svg or .pdf.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
+) -> None:
+    """Show how an experiment deals its examples out, without training.
+
+    Only the tables \\[data] and \\[partition] of the file are read.
+
+    Without a file, the experiment that comes with fedge is shown.
+    """
+    with one_line():
+        federation = load_federation(experiment, settings or [])
+        found = statistics(federation)
+        if out is not None:
+            _draw(federation, out)
+    if json:
+        typer.echo(to_json(found | {"labels": federation.label_counts().tolist()}))
+        return
+    _print(Console(), federation, found, out)
+
+
+def statistics(federation: Federation) -> dict[str, Any]:
+    """How many clients, examples and labels."""
+    if not federation.data.classes:
+        raise ExperimentError("data: this is a regression, which has no labels to show")
+    counts = federation.label_counts()
+    return {
+        "clients": federation.clients,
+        "classes": federation.data.classes,
+        "examples": len(federation.index),
+        "examples_per_client": _spread(federation.sizes.numpy()),
+        "labels_per_client": _spread((counts > 0).sum(1).numpy()),
+    }
+
+
+def _spread(values: Any) -> dict[str, float]:
+    return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+
+
+def _draw(federation: Federation, out: Path) -> None:
+    figure = partition_figure(federation.label_counts().tolist(), federation.data.names)
+    try:
+        figure.savefig(out, dpi=200)
+    except ValueError as error:  # matplotlib's word for an ending that it cannot write
+        raise ExperimentError(f"cannot write {out}: {error}") from error
+
+
+def _print(console: Console, federation: Federation, found: dict[str, Any], out: Path | None) -> None:
+    console.print(f"{found['clients']} clients, {found['examples']} examples, {found['classes']} labels")
+    for name in ("examples", "labels"):
+        low, middle, high = found[f"{name}_per_client"].values()
+        console.print(f"{name} a client: min {low}, median {middle:g}, max {high}")
+    console.print()
+    for line in heat_map(federation, console.width):
+        console.print(line)
+    if out is not None:
+        console.print(f"\nPicture  {out}", soft_wrap=True, markup=False, highlight=False)
+
+
+def heat_map(federation: Federation, width: int) -> list[Text]:
+    """The first clients down, labels across, examples as numbers on a shade; a dot is none."""
+    counts = federation.label_counts()[:CLIENTS].tolist()
+    names = list(federation.data.names) or [str(label) for label in range(federation.data.classes)]
+    wide = max(3, *(len(str(count)) + 1 for row in counts for count in row))
+    fits = max(1, (width - 12) // wide)
+    most = max(max(row) for row in counts)
+    head = Text(f"{'label':>10}  ", "bold") + Text("".join(f"{name[: wide - 1]:>{wide}}" for name in names[:fits]))
+    lines = [head, *(_line(client, row[:fits], wide, most) for client, row in enumerate(counts))]
+    left = [f"{federation.clients - CLIENTS} more clients"] if federation.clients > CLIENTS else []
+    left += [f"{len(names) - fits} more labels"] if len(names) > fits else []
+    return [*lines, Text(f"... and {', '.join(left)}", "dim")] if left else lines
+
+
+def _line(client: int, row: list[int], wide: int, most: int) -> Text:
+    line = Text(f"{'client ' + str(client):>10}  ")
+    for count in row:
+        shade = SHADES[0 if not count else 1 + (len(SHADES) - 2) * count // most]
+        line.append(f"{count or '·':>{wide}}", shade or "dim")
+    return line

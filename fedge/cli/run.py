@@ -1,0 +1,131 @@
+"""`fedge run`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedge.cli.board import Boards
+from fedge.cli.errors import INTERRUPTED, one_line
+from fedge.cli.interrupt import Interrupt
+from fedge.cli.progress import Display, Lines, Live
+from fedge.cli.results import rows, table
+from fedge.cli.text import to_json
+from fedge.experiment import Outcome, Plan, Watch, build, compare, plan
+from fedge.report import MissingExtra, headline, write_report
+
+PICTURE = "accuracy.png"
+
+
+def run(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as train.rounds=20. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the runs.", show_default="runs/NAME")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")] = True,
+) -> None:
+    """Train every algorithm of an experiment and compare them.
+
+    Without a file, the experiment that comes with fedge is run.
+
+    Each algorithm gets its own folder in DIR, and all of them one report.
+
+    Ctrl-C stops cleanly, and --resume goes on from there.
+    """
+    console = Console(stderr=json, quiet=quiet)
+    chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
+    with one_line():
+        _check_extras(tensorboard)
+        job = plan(experiment, chosen, out, resume)
+        again = _command(job.folder, tensorboard, report, quiet, json)
+        outcomes = _train(job, console, tensorboard, again)
+        found = _finish(job, outcomes, console, report, tensorboard)
+    if json:
+        typer.echo(to_json(found))
+
+
+def _check_extras(tensorboard: bool) -> None:
+    """Before anything is trained."""
+    if tensorboard and find_spec("tensorboard") is None:
+        raise MissingExtra("--tensorboard needs tensorboard: pip install 'fedge[report]'", name="tensorboard")
+
+
+def _train(job: Plan, console: Console, tensorboard: bool, again: str) -> list[Outcome]:
+    setup = build(job.experiment)
+    say(console, f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}")
+    try:
+        with _display(job, console) as display, Interrupt(display.stopping) as interrupt:
+            watch: Watch = Boards(display, job.folder) if tensorboard else display
+            outcomes = compare(
+                job.experiment, job.folder, resume=job.resume, watch=watch, stop=interrupt.wanted, setup=setup
+            )
+    except KeyboardInterrupt:
+        raise _stopped("Ended at once. The last checkpoints are", job, again) from None
+    if len(outcomes) < len(job.experiment.labels) or outcomes[-1].run.stopped:
+        raise _stopped("Stopped. The checkpoints are", job, again)
+    return outcomes
+
+
+def _display(job: Plan, console: Console) -> Display:
+    if console.quiet:
+        return Display()
+    return Live(console, job.experiment.labels) if console.is_terminal else Lines(console)
+
+
+def _stopped(what: str, job: Plan, again: str) -> typer.Exit:
+    typer.echo(f"{what} in {job.folder}. Go on with:\n  {again}", err=True)
+    return typer.Exit(INTERRUPTED)
+
+
+def _command(folder: Path, tensorboard: bool, report: bool, quiet: bool, json: bool) -> str:
+    """What a person types to go on; the rest is in the folder."""
+    flags = {"--tensorboard": tensorboard, "--no-report": not report, "--quiet": quiet, "--json": json}
+    words = ["fedge", "run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
+    return shlex.join(words)
+
+
+def _finish(
+    job: Plan, outcomes: Sequence[Outcome], console: Console, report: bool, tensorboard: bool
+) -> dict[str, Any]:
+    found, goal = rows(outcomes, job.experiment.target)
+    for line in ("", table(found, goal), ""):
+        console.print(line)
+    written = _report(outcomes, job.folder, goal, console) if report else {}
+    if tensorboard:
+        say(console, f"TensorBoard  tensorboard --logdir {shlex.quote(str(job.folder))}")
+    return {"name": job.experiment.name, "folder": str(job.folder), "target": goal, **written, "runs": found}
+
+
+def _report(outcomes: Sequence[Outcome], folder: Path, goal: float | None, console: Console) -> dict[str, str]:
+    runs = [outcome.folder for outcome in outcomes]
+    try:
+        page = write_report(runs, folder, goal)
+        picture = headline(runs, folder / PICTURE)
+    except MissingExtra as error:
+        say(console, f"No report was written: {error}")
+        return {}
+    say(console, f"Report   {page}")
+    say(console, f"Picture  {picture}")
+    return {"report": str(page), "picture": str(picture)}
+
+
+def say(console: Console, line: str) -> None:
+    """A line as it is: paths must not be wrapped."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

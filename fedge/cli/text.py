@@ -1,0 +1,47 @@
+"""Small pieces of text that several commands share."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rich.markup import escape
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page."""
+    shown = "\n\n".join(f"  [cyan]{escape(line)}[/cyan]" for line in lines)
+    return f"[bold]Examples[/bold]\n\n{shown}"
+
+
+def percent(fraction: float | None) -> str:
+    return "–" if fraction is None else f"{100 * fraction:.1f}"
+
+
+def megabytes(amount: float) -> str:
+    return f"{amount:.1f}" if amount < 1000 else f"{amount:,.0f}"
+
+
+def pace(seconds: float) -> str:
+    return f"{seconds:.2g} s/round" if seconds >= 1 else f"{1000 * seconds:.0f} ms/round"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:34 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def to_json(value: Any) -> str:
+    """JSON that every reader takes: a number that is not finite becomes null."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,33 @@
+"""Experiments: one TOML file whose fields are those of the functions and dataclasses it names.
+
+experiment = load("digits.toml", ["train.rounds=20"])
+compare(experiment, "runs/digits")
+"""
+
+from fedge.experiment.comparison import Outcome, Watch, compare
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.folders import EXPERIMENT_FILE, run_folders, slug
+from fedge.experiment.meter import Meter, Progress
+from fedge.experiment.parsing import Experiment, parse
+from fedge.experiment.planning import Plan, load, load_federation, plan
+from fedge.experiment.setup import Setup, build
+
+__all__ = [
+    "EXPERIMENT_FILE",
+    "Experiment",
+    "ExperimentError",
+    "Meter",
+    "Outcome",
+    "Plan",
+    "Progress",
+    "Setup",
+    "Watch",
+    "build",
+    "compare",
+    "load",
+    "load_federation",
+    "parse",
+    "plan",
+    "run_folders",
+    "slug",
+]

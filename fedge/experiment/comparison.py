@@ -1,0 +1,114 @@
+"""Train the algorithms of an experiment one after another, each into its own run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedge import toml
+from fedge.core import Algorithm
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.folders import EXPERIMENT_FILE, records, slug
+from fedge.experiment.meter import Meter, Progress
+from fedge.experiment.parsing import Experiment
+from fedge.experiment.setup import Setup, build
+from fedge.run import Record, Run
+from fedge.runfolder import RunFolderError
+from fedge.train import train
+
+
+class Watch:
+    """Is told how runs go. This one says nothing."""
+
+    def begin(self, label: str, progress: Progress) -> None: ...
+
+    def round(self, label: str, progress: Progress, record: Record) -> None: ...
+
+    def end(self, label: str, progress: Progress, run: Run[Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended, by itself or because it was stopped."""
+
+    label: str
+    folder: Path
+    run: Run[Any]
+
+
+def compare(
+    experiment: Experiment,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    setup: Setup | None = None,
+) -> list[Outcome]:
+    """Run every algorithm into out/<label>/; stops after the phase in which `stop` says so.
+
+    With `resume` finished runs are only read, started ones go on from their checkpoint, and the others begin.
+    """
+    setup = build(experiment) if setup is None else setup
+    job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup)
+    if not resume:
+        job.write_experiment()
+    outcomes: list[Outcome] = []
+    for label, algorithm in setup.algorithms.items():
+        if stop():
+            break
+        outcomes.append(job.run(label, algorithm))
+        if resume and len(outcomes) == 1:
+            job.write_experiment()  # only now is it known that it belongs here
+    return outcomes
+
+
+@dataclass(frozen=True)
+class _Job:
+    experiment: Experiment
+    out: Path
+    resume: bool
+    watch: Watch
+    stop: Callable[[], bool]
+    setup: Setup
+
+    def run(self, label: str, algorithm: Algorithm[Any]) -> Outcome:
+        folder = self.out / slug(label)
+        meter = Meter(self.experiment.train["rounds"], records(folder) if self.resume else ())
+        self.watch.begin(label, meter.progress)
+        run = self._train(label, algorithm, folder, lambda record: self.watch.round(label, meter(record), record))
+        self.watch.end(label, meter.total(run.history), run)
+        return Outcome(label, folder, run)
+
+    def _train(
+        self, label: str, algorithm: Algorithm[Any], folder: Path, on_round: Callable[[Record], None]
+    ) -> Run[Any]:
+        try:
+            return train(
+                algorithm,
+                self.setup.federation,
+                **self.setup.train,
+                out=folder,
+                resume=self.resume and folder.is_dir(),
+                config=self.experiment.config(label),
+                name=self.experiment.name,
+                on_round=on_round,
+                stop=self.stop,
+            )
+        except RunFolderError:
+            raise
+        except ValueError as error:  # what only shows once algorithm and data meet
+            raise ExperimentError(f"{label}: {error}") from error
+
+    def write_experiment(self) -> None:
+        """So that the folder alone is enough to go on."""
+        path = self.out / EXPERIMENT_FILE
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.tmp")
+            part.write_text(toml.dump(self.experiment.table()), "utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise ExperimentError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error

@@ -1,0 +1,85 @@
+"""Folders of an experiment: DIR/experiment.toml, one run folder an algorithm, and the report beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+EXPERIMENT_FILE = "experiment.toml"
+
+
+def slug(text: str) -> str:
+    """A label as a folder name.
+
+    >>> slug("Data sharing, beta = 0.1")
+    'data-sharing-beta-0.1'
+    """
+    text = unicodedata.normalize("NFKC", text).lower()
+    return re.sub(r"[^\w.]+", "-", text).strip("-._")
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "rounds.jsonl").is_file() or (folder / "checkpoint.pt").is_file()
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, else those in it: oldest first, the order in which they were started."""
+    if is_run(folder):
+        return [folder]
+    found = [one for one in folder.iterdir() if is_run(one)] if folder.is_dir() else []
+    return sorted(found, key=lambda one: (_born(one), one.name))
+
+
+def holds_runs(folder: Path) -> bool:
+    return (folder / EXPERIMENT_FILE).exists() or bool(run_folders(folder))
+
+
+def fresh(root: Path, name: str) -> Path:
+    """root/name, or the first of root/name-2, root/name-3, ... that holds no run."""
+    return next(folder for folder in _numbered(root, name) if not holds_runs(folder))
+
+
+def earlier(root: Path, name: str) -> list[Path]:
+    """The folders of the experiments with this name, newest first."""
+    pattern = re.compile(rf"{re.escape(slug(name))}(-\d+)?")
+    found = [one.parent for one in root.glob(f"*/{EXPERIMENT_FILE}") if pattern.fullmatch(one.parent.name)]
+    return sorted(found, key=_touched, reverse=True)
+
+
+def is_finished(run: Path, rounds: int) -> bool:
+    """Whether a run has its summary, and of no fewer rounds than are wanted now."""
+    try:
+        summary: Any = json.loads((run / "summary.json").read_text("utf-8"))
+        return bool(summary["rounds"] >= rounds)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The rounds a run has on record so far; a torn last line does not count."""
+    path = run / "rounds.jsonl"
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}\n")]
+
+
+def _numbered(root: Path, name: str) -> Iterator[Path]:
+    yield root / slug(name)
+    for number in count(2):
+        yield root / f"{slug(name)}-{number}"
+
+
+def _born(run: Path) -> float:
+    """When a run began: its configuration is written once."""
+    path = run / "config.toml"
+    return path.stat().st_mtime if path.is_file() else 0.0
+
+
+def _touched(folder: Path) -> float:
+    """When anything in it last changed."""
+    files = [folder / EXPERIMENT_FILE, *folder.glob("*/rounds.jsonl")]
+    return max(path.stat().st_mtime for path in files)

@@ -1,0 +1,112 @@
+"""`--set key=value`: dotted keys into the tables of an experiment, before they are checked."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.fields import Table, unknown
+from fedge.experiment.folders import slug
+from fedge.experiment.parsing import algorithm_tables, distinct_labels
+from fedge.experiment.parts import ALGORITHM, PARTS, Part
+
+CHOOSERS = ("kind", "name")
+
+
+def override(tables: Mapping[str, Any], settings: Iterable[str]) -> Table:
+    """The tables with these settings in place.
+
+    `algorithm.lr` is for all algorithms that have the field, inside a wrapper if the wrapper itself has not;
+    `algorithm.2.lr` and `algorithm.fedova.inner.lr` are for one. A new `kind` or `name` drops the fields that only
+    the old one had.
+    """
+    found = copy.deepcopy(dict(tables))
+    split = [_split(setting) for setting in settings]
+    # What is chosen comes first: only then is it known which fields there are.
+    for path, value in sorted(split, key=lambda one: len(one[0]) if one[0][-1] in CHOOSERS else math.inf):
+        if path[0] == "algorithm" and len(path) > 1:
+            _set_algorithm(found, path[1:], value)
+        else:
+            _set(found, path, value, PARTS.get(path[0]))
+    return found
+
+
+def _split(setting: str) -> tuple[list[str], Any]:
+    key, equals, text = setting.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise ExperimentError(f"--set {setting}: expected key=value, such as train.rounds=20")
+    return path, _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """What TOML reads, or else the text itself, so that strings need no quotes."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if len(found) == 1 else text
+
+
+def _set(table: Table, path: list[str], value: Any, part: Part | None) -> None:
+    *way, key = path
+    for step in way:
+        table = table.setdefault(step, {})
+        if not isinstance(table, dict):
+            raise ExperimentError(f"--set {'.'.join(path)}: {step} is {table!r}, expected a table")
+    if part is not None and key == part.key and value != table.get(key):
+        _drop_fields_of_old(table, part, value)
+    table[key] = value
+
+
+def _drop_fields_of_old(table: Table, part: Part, choice: Any) -> None:
+    if not isinstance(choice, str) or choice not in part.choices:
+        return  # the check of the whole experiment says so
+    kept = part.fields({part.key or "": choice}, "")
+    for key in set(table) - set(kept):
+        del table[key]
+
+
+def _set_algorithm(tables: Table, path: list[str], value: Any) -> None:
+    algorithms = algorithm_tables(tables)
+    if len(path) > 1 and (chosen := _addressed(algorithms, path[0])):
+        for table in chosen:
+            _set(table, path[1:], value, ALGORITHM)
+        return
+    owners = [owner for table in algorithms if (owner := _owner(table, path)) is not None]
+    if not owners:
+        labels = distinct_labels(algorithms) if len(path) > 1 else []
+        known = labels + [name for table in algorithms for name in _known(table)]
+        raise unknown(path[0], dict.fromkeys(known), "--set algorithm: ")
+    for owner in owners:
+        _set(owner, path, value, ALGORITHM)
+
+
+def _addressed(algorithms: list[Table], word: str) -> list[Table]:
+    """Those at a position (from 1), with a label, or with a name; none if the word is a field."""
+    if word.isdigit():
+        if not 1 <= int(word) <= len(algorithms):
+            count = len(algorithms)
+            raise ExperimentError(f"--set algorithm.{word}: there are {count} algorithms, counted from 1")
+        return [algorithms[int(word) - 1]]
+    labels = distinct_labels(algorithms)
+    labelled = [one for one, label in zip(algorithms, labels, strict=True) if slug(label) == slug(word)]
+    return labelled or [one for one in algorithms if one.get("name") == word]
+
+
+def _owner(table: Any, path: list[str]) -> Table | None:
+    """The table itself, or the one inside it, that has the field."""
+    while isinstance(table, dict):
+        if path[0] in _known(table):
+            return table
+        table = table.get("inner")
+    return None
+
+
+def _known(table: Table) -> list[str]:
+    known = table.get("name") in ALGORITHM.choices
+    return ["name", "label", *(ALGORITHM.fields(table, "") if known else ())]

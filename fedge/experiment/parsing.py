@@ -1,0 +1,154 @@
+"""From the tables of a file to an experiment in which every field is checked and spelt out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.fields import Table, check_table, resolve, unknown
+from fedge.experiment.fields import fields_of as fields
+from fedge.experiment.folders import slug
+from fedge.experiment.parts import ALGORITHM, DATA, MODEL, PARTITION, TRAIN, wraps
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Algorithms that are compared on one federation. Tables hold every field, defaults included."""
+
+    data: Table
+    partition: Table
+    model: Table
+    train: Table
+    algorithm: tuple[Table, ...]
+    name: str = "experiment"
+    target: float | None = None  # a test accuracy; rounds and MB are counted until it is reached
+
+    @property
+    def labels(self) -> list[str]:
+        return [table["label"] for table in self.algorithm]
+
+    def table(self) -> Table:
+        """The whole experiment, ready to be written and read back."""
+        head: Table = {"name": self.name} if self.target is None else {"name": self.name, "target": self.target}
+        return head | self._shared() | {"algorithm": list(self.algorithm)}
+
+    def config(self, label: str) -> Table:
+        """The experiment of one run: a file with this algorithm alone, that can be run again."""
+        return {"name": self.name, **self._shared(), "algorithm": self.algorithm[self.labels.index(label)]}
+
+    def _shared(self) -> Table:
+        # `train` before `model`, whose seed follows that of `train`: the first difference is the one somebody made.
+        return {"data": self.data, "partition": self.partition, "train": self.train, "model": self.model}
+
+
+def parse(tables: Mapping[str, Any], name: str = "experiment") -> Experiment:
+    """Check everything that can be checked without data; `name` is for files that give none."""
+    check_names(tables)
+    train = TRAIN.resolve({"device": "auto"} | _table(tables, "train"), "train")
+    model = {"seed": train["seed"]} | MODEL.resolve(_table(tables, "model"), "model")
+    return Experiment(
+        data=DATA.resolve(_table(tables, "data"), "data"),
+        partition=PARTITION.resolve(_table(tables, "partition"), "partition"),
+        model={"name": model.pop("name"), **model},
+        train=train,
+        algorithm=_algorithms(tables),
+        **_head(tables, name),
+    )
+
+
+def federation_of(tables: Mapping[str, Any]) -> tuple[Table, Table]:
+    """Only the data and the partition of a file, which may have nothing else."""
+    check_names(tables)
+    return (
+        DATA.resolve(_table(tables, "data"), "data"),
+        PARTITION.resolve(_table(tables, "partition"), "partition"),
+    )
+
+
+def check_names(tables: Mapping[str, Any]) -> None:
+    known = [field.name for field in dataclasses.fields(Experiment)]
+    for key, value in tables.items():
+        if key not in known:
+            raise unknown(key, known, "", "table" if isinstance(value, dict | list) else "key")
+
+
+def algorithm_tables(tables: Mapping[str, Any]) -> list[Table]:
+    """[[algorithm]] several times, or one [algorithm]."""
+    found = tables.get("algorithm", [])
+    found = [found] if isinstance(found, dict) else found
+    if not found:
+        raise ExperimentError("algorithm is missing: add a table [[algorithm]] with a name")
+    if not isinstance(found, list):
+        raise ExperimentError(f"algorithm is {found!r}, expected a table [[algorithm]] with a name")
+    return [check_table(one, "algorithm") for one in found]
+
+
+def place(position: int, table: Mapping[str, Any]) -> str:
+    """Where an algorithm stands, as errors name it; positions count from 1."""
+    return f"algorithm {position} ({table['name']})" if "name" in table else f"algorithm {position}"
+
+
+def _table(tables: Mapping[str, Any], key: str) -> Table:
+    return check_table(tables.get(key, {}), key)
+
+
+def _head(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`name` and `target`, the fields that belong to no table."""
+    head = [field for field in fields(Experiment).values() if field.name in ("name", "target")]
+    given = {field.name: tables[field.name] for field in head if field.name in tables}
+    found = resolve({"name": name} | given, head, "the head of the file", frozenset())
+    if not slug(found["name"]):
+        raise ExperimentError(f"name is {found['name']!r}, it must have a letter or a digit: it names the run folder")
+    target = found["target"]
+    if target is not None and not 0 < target <= 1:
+        raise ExperimentError(f"target is {target:g}, it must be above 0 and at most 1: write 0.85 for 85 %")
+    return found
+
+
+def _algorithms(tables: Mapping[str, Any]) -> tuple[Table, ...]:
+    found = algorithm_tables(tables)
+    labels = distinct_labels(found)
+    resolved = [_algorithm(one, place(at, one), ("label",)) for at, one in enumerate(found, 1)]
+    return tuple({"name": one.pop("name"), "label": label, **one} for one, label in zip(resolved, labels, strict=True))
+
+
+def _algorithm(table: Table, where: str, besides: Sequence[str] = ()) -> Table:
+    """One algorithm and, if it wraps another, that one too, to any depth."""
+    inner = table.get("inner")
+    rest = {key: value for key, value in table.items() if key not in ("inner", *besides)}
+    found = ALGORITHM.resolve(rest, where)
+    if wraps(ALGORITHM.chosen(table, where)):
+        if not isinstance(inner, dict):
+            raise ExperimentError(f"{where}: it wraps another algorithm: add a table [algorithm.inner] with a name")
+        found["inner"] = _algorithm(inner, inside(where, inner))
+    elif inner is not None:
+        raise ExperimentError(f"{where}: it wraps no other algorithm: leave out inner")
+    return found
+
+
+def inside(where: str, inner: Mapping[str, Any]) -> str:
+    return f"{where}, inner ({inner['name']})" if "name" in inner else f"{where}, inner"
+
+
+def distinct_labels(tables: Sequence[Table]) -> list[str]:
+    """Labels that stay different as folder names: a second `FedAvg` is `FedAvg 2`."""
+    labels: list[str] = []
+    for position, table in enumerate(tables, 1):
+        wanted = table.get("label", table.get("name", ""))
+        if not isinstance(wanted, str) or (table.get("label") is not None and not slug(wanted)):
+            where = place(position, table)
+            raise ExperimentError(f"{where}: label is {wanted!r}, expected a string with a letter or a digit")
+        labels.append(_free(wanted, labels))
+    return labels
+
+
+def _free(label: str, taken: Sequence[str]) -> str:
+    slugs = {slug(one) for one in taken}
+    number, found = 1, label
+    while slug(found) in slugs:
+        number += 1
+        found = f"{label} {number}"
+    return found

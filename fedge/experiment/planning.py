@@ -1,0 +1,110 @@
+"""What `fedge run` is asked to do: which experiment, in which folder, anew or further."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.fields import Table
+from fedge.experiment.folders import EXPERIMENT_FILE, earlier, fresh, holds_runs, is_finished, is_run, slug
+from fedge.experiment.override import override
+from fedge.experiment.parsing import Experiment, federation_of, parse
+from fedge.experiment.setup import deal, load_data
+from fedge.federation import Federation
+
+ROOT = Path("runs")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment and its folder."""
+
+    experiment: Experiment
+    folder: Path
+    resume: bool
+
+
+def read(file: Path | None = None) -> Table:
+    """The tables of a file, or of the experiment that comes with the library."""
+    if file is None:
+        return tomllib.loads(resources.files("fedge").joinpath("default.toml").read_text("utf-8"))
+    try:
+        return tomllib.loads(file.read_text("utf-8-sig"))
+    except FileNotFoundError:
+        raise ExperimentError(f"there is no file {file}: name an experiment file, or none for the default") from None
+    except IsADirectoryError:
+        raise ExperimentError(f"{file} is a folder, expected an experiment file such as digits.toml") from None
+    except OSError as error:
+        raise ExperimentError(f"cannot read {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"{file} is not TOML: {error}") from error
+
+
+def load(file: Path | str | None = None, settings: Sequence[str] = ()) -> Experiment:
+    """An experiment from a file, with settings such as "train.rounds=20" in place of what it says."""
+    path = None if file is None else Path(file)
+    return parse(override(read(path), settings), name="experiment" if path is None else path.stem)
+
+
+def load_federation(file: Path | None = None, settings: Sequence[str] = ()) -> Federation:
+    """Only the federation of an experiment: its tables [data] and [partition]."""
+    data, partition = federation_of(override(read(file), settings))
+    return deal(partition, load_data(data))
+
+
+def plan(
+    file: Path | None = None,
+    settings: Sequence[str] = (),
+    out: Path | None = None,
+    resume: bool = False,
+    root: Path = ROOT,
+) -> Plan:
+    """Find experiment and folder, or say why there is nothing to do."""
+    if resume:
+        return _further(file, settings, out, root)
+    experiment = load(file, settings)
+    if out is None:
+        return Plan(experiment, fresh(root, experiment.name), False)
+    if holds_runs(out):
+        raise ExperimentError(f"{out} already holds a run: add --resume to go on with it, or choose another --out")
+    return Plan(experiment, out, False)
+
+
+def _further(file: Path | None, settings: Sequence[str], out: Path | None, root: Path) -> Plan:
+    folder = _newest(load(file, settings).name, root) if out is None else out
+    stored = folder / EXPERIMENT_FILE
+    if not (stored.is_file() or (file is not None and holds_runs(folder))):
+        raise ExperimentError(_nothing(folder))
+    return Plan(load(file or stored, settings), folder, True)
+
+
+def _newest(name: str, root: Path) -> Path:
+    """The newest folder of an experiment in which a run is not finished."""
+    found = earlier(root, name)
+    for folder in found:
+        if not _is_done(folder):
+            return folder
+    if not found:
+        raise ExperimentError(f"there is nothing to resume: no experiment {name!r} in {root}/; run it without --resume")
+    raise ExperimentError(
+        f"there is nothing to resume: {found[0]} is finished; give it more rounds with "
+        f"--out {found[0]} --set train.rounds=..., or start anew without --resume"
+    )
+
+
+def _is_done(folder: Path) -> bool:
+    try:
+        experiment = load(folder / EXPERIMENT_FILE)
+    except ExperimentError:
+        return True  # of another version, or damaged: nothing to go on with
+    return all(is_finished(folder / slug(label), experiment.train["rounds"]) for label in experiment.labels)
+
+
+def _nothing(folder: Path) -> str:
+    if is_run(folder) and (folder.parent / EXPERIMENT_FILE).is_file():
+        return f"{folder} is one run of the experiment in {folder.parent}: use --out {folder.parent}"
+    return f"there is nothing to resume: {folder} holds no {EXPERIMENT_FILE}; run it without --resume"

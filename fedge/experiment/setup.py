@@ -1,0 +1,112 @@
+"""From a checked experiment to what training takes: a federation and algorithms with their models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedge.checks import at_least_one
+from fedge.core import Algorithm
+from fedge.data import Data, load
+from fedge.experiment.device import find
+from fedge.experiment.errors import ExperimentError, at
+from fedge.experiment.fields import Table, fields_of
+from fedge.experiment.parsing import Experiment, inside, place
+from fedge.experiment.parts import ALGORITHM, MODEL, PARTITION, wraps
+from fedge.federation import Federation
+from fedge.train import cohorts
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything training needs, made and checked."""
+
+    federation: Federation
+    algorithms: Mapping[str, Algorithm[Any]]  # by label
+    train: Table  # `train`'s own arguments, the device found
+
+
+def build(experiment: Experiment) -> Setup:
+    """Load the data, deal it out, make the models; whatever is impossible is an error here."""
+    device = find(experiment.train["device"])
+    data = load_data(experiment.data)
+    federation = deal(experiment.partition, data)
+    _check_train(experiment.train, federation)
+    return Setup(federation, _algorithms(experiment, data), experiment.train | {"device": device})
+
+
+def load_data(table: Table) -> Data:
+    with at("data"):
+        return load(**table)
+
+
+def deal(table: Table, data: Data) -> Federation:
+    """Partition the training examples of `data`."""
+    options = {key: value for key, value in table.items() if key != "kind"}
+    with at("partition"):
+        return Federation(data, PARTITION.chosen(table, "partition")(data.train_y, **options))
+
+
+def _check_train(table: Table, federation: Federation) -> None:
+    with at("train"):
+        for name in ("rounds", "evaluate_every", "checkpoint_every"):
+            at_least_one(name, table[name])
+        cohorts(federation.clients, table["cohort"])
+
+
+def _algorithms(experiment: Experiment, data: Data) -> dict[str, Algorithm[Any]]:
+    def model(outputs: int) -> nn.Module:
+        return make_model(experiment.model, data, outputs)
+
+    made = [make_algorithm(table, place(n, table), data, model) for n, table in enumerate(experiment.algorithm, 1)]
+    return dict(zip(experiment.labels, made, strict=True))
+
+
+def make_model(table: Table, data: Data, outputs: int) -> nn.Module:
+    """The model, as wide as the data at both ends, and tried on one example."""
+    build = MODEL.chosen(table, "model")
+    shape = tuple(data.train_x.shape[1:])
+    ends = {"inputs": prod(shape), "outputs": outputs}
+    options = {key: value for key, value in table.items() if key != "name"}
+    with at("model"):
+        model: nn.Module = build(**options, **{key: ends[key] for key in ends if key in fields_of(build)})
+    try:
+        with torch.no_grad():
+            model(data.train_x[:1])
+    except (RuntimeError, TypeError) as error:
+        raise ExperimentError(
+            f"model: {table['name']} does not take examples of shape {shape}: {_line(error)}"
+        ) from error
+    return model
+
+
+def make_algorithm(
+    table: Table, where: str, data: Data, model: Callable[[int], nn.Module], outputs: int | None = None
+) -> Algorithm[Any]:
+    """An algorithm around a model, or around the algorithm that it wraps."""
+    kind = ALGORITHM.chosen(table, where)
+    values = {key: value for key, value in table.items() if key not in ("name", "label", "inner")}
+    if "classes" in fields_of(kind):
+        values.setdefault("classes", data.classes)
+    if wraps(kind):
+        wanted = getattr(kind, "inner_outputs", None) or outputs
+        values["inner"] = make_algorithm(table["inner"], inside(where, table["inner"]), data, model, wanted)
+    else:
+        values["model"] = model(outputs or _outputs(data))
+    with at(where):
+        algorithm: Algorithm[Any] = kind(**values)
+    return algorithm
+
+
+def _outputs(data: Data) -> int:
+    """One a class, or one a target of a regression."""
+    return data.classes or prod(data.train_y.shape[1:])
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,108 @@
+"""Values as TOML has them, checked against the types that Python functions and dataclasses declare."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
+
+from fedge.checks import nearest
+
+NONE = "none"  # TOML has no null
+SINGULAR = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+PLURAL = {bool: "true or false", int: "whole numbers", float: "numbers", str: "strings"}
+AS_STRING = (torch.device, Path)  # written as a string, and a declared type next to it
+LISTS = (list, tuple, Sequence)
+
+
+class Mismatch(Exception):
+    """A value that is not of the type it should be."""
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether a TOML file can spell values of this type."""
+    if _is_union(hint):
+        members = [member for member in _members(hint) if member not in AS_STRING]
+        return bool(members) and all(map(is_plain, members))
+    if get_origin(hint) in LISTS:
+        return all(is_plain(item) for item in get_args(hint) if item is not ...)
+    return get_origin(hint) is Literal or hint in SINGULAR
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """The value as its declared type, or `Mismatch`. A whole number is fine for a float, true is not for an int.
+
+    >>> convert([0.9, 1], tuple[float, float])
+    (0.9, 1)
+    """
+    if _is_union(hint):
+        return _convert_union(value, hint)
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+    elif get_origin(hint) in LISTS:
+        return _convert_list(value, hint)
+    elif type(value) is hint or (hint is float and type(value) is int):
+        return value
+    raise Mismatch
+
+
+def complain(name: str, value: Any, hint: Any) -> str:
+    """The field, the value, and what is expected."""
+    words = [word for member in _members(hint) if get_origin(member) is Literal for word in get_args(member)]
+    return f"{name} is {value!r}{nearest(value, words)}, expected {expected(hint)}"
+
+
+def expected(hint: Any) -> str:
+    """The type in words.
+
+    >>> expected(int | None)
+    'a whole number or "none"'
+    """
+    if _is_union(hint):
+        words = [expected(member) for member in _members(hint) if is_plain(member)]
+        return " or ".join([*words, f'"{NONE}"'] if types.NoneType in get_args(hint) else words)
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(word) for word in get_args(hint))
+    if get_origin(hint) in LISTS:
+        items = get_args(hint)
+        count = f"{len(items)} " if _is_fixed(hint) else ""
+        return f"a list of {count}{PLURAL.get(items[0], expected(items[0]))}"
+    return SINGULAR.get(hint, str(hint))
+
+
+def _convert_union(value: Any, hint: Any) -> Any:
+    if types.NoneType in get_args(hint) and (value is None or value == NONE):
+        return None
+    for member in filter(is_plain, _members(hint)):
+        try:
+            return convert(value, member)
+        except Mismatch:
+            continue
+    raise Mismatch
+
+
+def _convert_list(value: Any, hint: Any) -> Any:
+    items = get_args(hint)
+    if not isinstance(value, list | tuple) or (_is_fixed(hint) and len(value) != len(items)):
+        raise Mismatch
+    kinds = items if _is_fixed(hint) else [items[0]] * len(value)
+    found = [convert(one, kind) for one, kind in zip(value, kinds, strict=True)]
+    return found if get_origin(hint) is list else tuple(found)
+
+
+def _is_fixed(hint: Any) -> bool:
+    """tuple[float, float], but not tuple[float, ...]."""
+    return get_origin(hint) is tuple and ... not in get_args(hint)
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    found = get_args(hint) if _is_union(hint) else (hint,)
+    return tuple(member for member in found if member is not types.NoneType)

@@ -1,0 +1,505 @@
+"""The command line: what it prints, where it writes, and how it ends."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import fedge
+from fedge import cli
+from fedge.cli import progress, text
+from fedge.cli.app import app
+from fedge.cli.interrupt import Interrupt
+from fedge.engine import checkpoint
+from fedge.engine.replies import TooFewReplies
+from fedge.experiment import Progress
+
+SMALL = """
+name = "small"
+target = 0.05
+[data]
+name = "digits"
+[partition]
+kind = "iid"
+clients = 10
+[model]
+name = "mlp"
+hidden = [4]
+[train]
+rounds = 3
+cohort = 3
+[[algorithm]]
+name = "fedavg"
+epochs = 1
+[[algorithm]]
+name = "fedavg"
+label = "Big steps"
+epochs = 1
+lr = 0.5
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with one experiment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def run(*words: str) -> Result:
+    return call("run", "small.toml", "--no-report", *words)
+
+
+def refused(result: Result, words: str, code: int = 2) -> None:
+    """One line on stderr that says so, and nothing else."""
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+
+
+# fedge run
+
+
+def test_a_run_ends_with_a_table_a_report_and_a_picture(here: Path) -> None:
+    result = call("run", "small.toml")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "Running small in runs/small",
+        "fedavg: round 1/3, acc ",
+        "fedavg: round 3/3",
+        "ms/round, done",
+        "Big steps",
+        "to 5 %",
+        "Report   runs/small/report.html",
+        "Picture  runs/small/accuracy.png",
+    ):
+        assert words in result.stdout
+    assert (here / "runs/small/report.html").is_file()
+    assert (here / "runs/small/accuracy.png").is_file()
+    assert (here / "runs/small/big-steps/summary.json").is_file()
+
+
+def test_a_second_run_gets_its_own_folder(here: Path) -> None:
+    for folder in ("small", "small-2"):
+        assert f"Running small in runs/{folder}" in run("--set", "train.rounds=1").stdout
+    assert (here / "runs/small-2/experiment.toml").is_file()
+
+
+def test_json_is_the_only_thing_on_stdout() -> None:
+    result = run("--json", "--set", "train.rounds=2")
+    found = json.loads(result.stdout)
+    assert [one["label"] for one in found["runs"]] == ["fedavg", "Big steps"]
+    assert found["runs"][0]["rounds"] == 2
+    assert found["runs"][0]["rounds_to_target"] == 1
+    assert found["folder"] == "runs/small"
+    assert "round 2/2" in result.stderr
+
+
+def test_json_has_no_word_that_json_does_not_know() -> None:
+    assert json.loads(text.to_json({"a": [float("nan"), 1.0], "b": float("inf")})) == {"a": [None, 1.0], "b": None}
+
+
+def test_quiet_prints_nothing() -> None:
+    assert run("--quiet").output == ""
+    assert json.loads(run("--quiet", "--json").output)["folder"] == "runs/small-2"
+
+
+def test_settings_and_device() -> None:
+    result = run("--set", "algorithm.big-steps.lr=0.25", "--set", "name=other", "--device", "cpu", "--out", "there")
+    assert result.exit_code == 0, result.output
+    assert "Running other in there" in result.stdout
+    config = Path("there/big-steps/config.toml").read_text()
+    assert "lr = 0.25" in config
+    assert 'device = "cpu"' in config
+
+
+def test_without_a_target_it_is_the_one_of_the_report() -> None:
+    text = Path("small.toml").read_text().replace("target = 0.05\n", "")
+    Path("small.toml").write_text(text)
+    result = run("--json")
+    found = json.loads(result.stdout)
+    assert found["target"] is not None
+    assert found["runs"][1]["rounds_to_target"] is not None
+
+
+def test_tensorboard_logs_every_run(here: Path) -> None:
+    pytest.importorskip("tensorboard")
+    result = run("--tensorboard", "--set", "train.rounds=1")
+    assert result.exit_code == 0, result.output
+    assert "tensorboard --logdir runs/small" in result.stdout
+    assert list((here / "runs/small/fedavg/tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.toml"], "there is no file none.toml"),
+        (["."], "is a folder, expected an experiment file"),
+        (["broken.toml"], "broken.toml is not TOML: Invalid value (at line 2, column 10)"),
+        (["typo.toml"], "train: unknown key 'runds' (did you mean 'rounds'?)"),
+        (["small.toml", "--set", "train.rounds=0"], "train: rounds is 0"),
+        (["small.toml", "--set", "train.rounds=many"], "train: rounds is 'many', expected a whole number"),
+        (["small.toml", "--set", "train.cohort=11"], "train: cohort is 11, but there are only 10 clients"),
+        (["small.toml", "--set", "algorithm.lrr=1"], "--set algorithm: unknown key 'lrr' (did you mean 'lr'?)"),
+        (["small.toml", "--set", "rounds"], "--set rounds: expected key=value"),
+        (["small.toml", "--set", "algorithm.lr=0"], "algorithm 1 (fedavg): lr is 0, it must be greater than 0"),
+        (["small.toml", "--device", "tpu"], "train: device is 'tpu', on this machine there is: auto, cpu"),
+        (["small.toml", "--out", "small.toml"], "cannot write small.toml/experiment.toml"),
+        (["small.toml", "--resume"], "there is nothing to resume: no experiment 'small' in runs/"),
+        (["--resume", "--out", "nowhere"], "nowhere holds no experiment.toml"),
+    ],
+)
+def test_what_cannot_be_run_gets_one_line(here: Path, words: list[str], message: str) -> None:
+    (here / "broken.toml").write_text("[train]\nrounds = \n")
+    (here / "typo.toml").write_text(SMALL.replace("rounds = 3", "runds = 3"))
+    before = sorted(here.iterdir())
+    refused(call("run", *words), message)
+    assert sorted(here.iterdir()) == before, "nothing is left behind"
+
+
+def test_a_folder_with_a_run_is_not_overwritten() -> None:
+    assert run("--out", "there", "--set", "train.rounds=1").exit_code == 0
+    refused(run("--out", "there"), "there already holds a run: add --resume to go on with it, or choose another --out")
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    assert call("run", "--rounds", "3").exit_code == 2
+    assert call("walk").exit_code == 2
+
+
+def test_a_run_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise TooFewReplies("round 1: 0 of 3 replies were good")
+
+    monkeypatch.setattr("fedge.experiment.comparison.train", broken)
+    result = run("--quiet")
+    refused(result, "round 1: 0 of 3 replies were good", code=1)
+
+
+def test_without_matplotlib_there_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    _hide(monkeypatch, "matplotlib")
+    result = call("run", "small.toml", "--set", "train.rounds=1")
+    assert result.exit_code == 0, result.output
+    assert "No report was written: fedge report needs matplotlib: pip install 'fedge[report]'" in result.stdout
+    refused(call("report", "runs/small"), "pip install 'fedge[report]'", code=1)
+
+
+def test_without_tensorboard_nothing_is_trained(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    monkeypatch.setattr("fedge.cli.run.find_spec", lambda name: None)
+    refused(run("--tensorboard"), "--tensorboard needs tensorboard: pip install 'fedge[report]'", code=1)
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_one_line_names_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _hide(monkeypatch, missing)
+    for name in [name for name in sys.modules if name.startswith("fedge.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == f"The command line needs {missing}: pip install 'fedge[cli]'\n"
+
+
+def _hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """As if it were not installed."""
+    real = builtins.__import__
+
+    def guarded(name: str, *rest: Any, **more: Any) -> Any:
+        if name.split(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        return real(name, *rest, **more)
+
+    for name in [name for name in sys.modules if name.startswith("fedge.report.")]:
+        if package == "matplotlib" and name.rsplit(".")[-1] in ("figures", "page", "heatmap", "svg", "curves", "style"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", guarded)
+
+
+# Stopping and going on
+
+
+class Stopping:
+    """Stands for Ctrl-C: asks to stop at the n-th look."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def __call__(self, say: Any) -> Stopping:
+        return self
+
+    def __enter__(self) -> Stopping:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wanted(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def final(folder: str) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The parameters and the record of both runs, seconds aside."""
+    params, records = [], []
+    for run in ("fedavg", "big-steps"):
+        state = checkpoint.load(Path(folder, run, "checkpoint.pt"))["state"]
+        params += list(state["params"].values())
+        lines = Path(folder, run, "rounds.jsonl").read_text().splitlines()
+        records += [{key: one for key, one in json.loads(line).items() if key != "seconds"} for line in lines]
+    return params, records
+
+
+def test_stop_says_how_to_go_on_and_resume_ends_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--out", "whole").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("fedge.cli.run.Interrupt", Stopping(2))
+        stopped = run("--out", "part")
+    assert stopped.exit_code == 130
+    assert stopped.stderr == "Stopped. The checkpoints are in part. Go on with:\n" + (
+        "  fedge run --resume --out part --no-report\n"
+    )
+    assert not Path("part/big-steps").exists()
+    resumed = call("run", "--resume", "--out", "part", "--no-report")
+    assert resumed.exit_code == 0, resumed.output
+    assert "Going on with small in part" in resumed.stdout
+    (one, record), (other, again) = final("whole"), final("part")
+    assert record == again
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_resume_without_a_folder_takes_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fedge.cli.run.Interrupt", Stopping(2))
+        assert run().exit_code == 130
+    result = run("--resume")
+    assert result.exit_code == 0, result.output
+    assert "Going on with small in runs/small\n" in result.stdout
+    refused(run("--resume"), "there is nothing to resume: runs/small is finished")
+    more = call("run", "--resume", "--out", "runs/small", "--no-report", "--set", "train.rounds=4")
+    assert "fedavg: round 4/4" in more.stdout
+    assert "was already finished" in call("run", "--resume", "--out", "runs/small", "--no-report").stdout
+
+
+def test_resume_refuses_another_experiment_and_a_damaged_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--out", "x", "--quiet", "--set", "train.rounds=1").exit_code == 0
+    refused(run("--out", "x", "--quiet", "--resume", "--set", "train.seed=1"), "train.seed = 0")
+    Path("x/fedavg/checkpoint.pt").write_bytes(b"noise")
+    refused(run("--out", "x", "--quiet", "--resume"), "x/fedavg/checkpoint.pt")
+
+
+def test_the_second_interrupt_ends_at_once() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt(lambda: said.append("stopping")) as interrupt:
+        assert not interrupt.wanted()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.wanted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert said == ["stopping"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_end_at_once_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedge.cli.run.compare", interrupted)
+    monkeypatch.setattr("fedge.cli.run.find_spec", lambda name: "is there")
+    result = run("--quiet", "--tensorboard")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines() == [
+        "Ended at once. The last checkpoints are in runs/small. Go on with:",
+        "  fedge run --resume --out runs/small --tensorboard --no-report --quiet",
+    ]
+
+
+@pytest.fixture
+def process(here: Path) -> Iterator[subprocess.Popen[str]]:
+    """A long run of its own, past its first rounds."""
+    words = ["run", "small.toml", "--no-report", "--set", "train.rounds=2000", "--set", "train.checkpoint_every=500"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "fedge", *words], cwd=here, **pipes) as one:
+        record, limit = here / "runs/small/fedavg/rounds.jsonl", time.monotonic() + 60
+        while not (record.is_file() and record.stat().st_size) and time.monotonic() < limit:
+            time.sleep(0.05)
+        yield one
+        one.kill()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+def test_ctrl_c_stops_after_the_phase(process: subprocess.Popen[str], here: Path) -> None:
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopping after this phase" in err
+    assert "fedge run --resume --out runs/small" in err
+    rounds = len((here / "runs/small/fedavg/rounds.jsonl").read_text().splitlines())
+    assert checkpoint.load(here / "runs/small/fedavg/checkpoint.pt")["round"] == rounds
+    result = call("run", "--resume", "--out", "runs/small", "--no-report", "--set", f"train.rounds={rounds + 1}")
+    assert f"round {rounds + 1}/{rounds + 1}" in result.stdout
+
+
+# What a person sees
+
+
+def test_live_bars_show_every_algorithm() -> None:
+    from rich.console import Console
+
+    console = Console(force_terminal=True, width=100, record=True, color_system=None)
+    run: Any = type("Ended", (), {"stopped": False})
+    with progress.Live(console, ["FedAvg [x]", "Later"]) as live:
+        live.begin("FedAvg [x]", Progress(0, 4))
+        live.round("FedAvg [x]", Progress(3, 4, 0.5, 12.3, 0.02), {})
+        live.stopping()
+        live.end("FedAvg [x]", Progress(4, 4, 0.75, 16.0, 0.02), run)
+    shown = console.export_text()
+    for words in ("FedAvg [x]", "4/4", "acc 75.0 %", "16.0 MB", "20 ms/round", "done", "Later", "waiting", "Stopping"):
+        assert words in shown
+
+
+def test_lines_are_about_ten(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    lines = progress.Lines(Console())
+    for number in range(1, 1001):
+        lines.round("x", Progress(number, 1000), {})
+    assert len(capsys.readouterr().out.splitlines()) == 10
+
+
+def test_small_words() -> None:
+    assert [text.duration(seconds) for seconds in (7.4, 754, 3723)] == ["0:07", "12:34", "1:02:03"]
+    assert [text.pace(seconds) for seconds in (0.012, 1.25)] == ["12 ms/round", "1.2 s/round"]
+    assert [text.megabytes(amount) for amount in (0.04, 12345)] == ["0.0", "12,345"]
+    assert [text.percent(fraction) for fraction in (None, 0.987)] == ["–", "98.7"]
+
+
+# fedge report
+
+
+def test_report_takes_runs_and_folders_of_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run("--quiet").exit_code == 0
+    result = call("report", "runs/small", "--open")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "runs/small/report.html\n"
+    assert opened == [(here / "runs/small/report.html").as_uri()]
+    page = (here / "runs/small/report.html").read_text()
+    assert "to 5\u00a0%" in page, "the target of the experiment"
+    assert page.index("fedavg") < page.index("Big steps")
+    other = call("report", "runs/small/fedavg", "runs/small/big-steps", "--out", "there", "--target", "0.9")
+    assert other.stdout == "there/report.html\n"
+    assert "Big steps" in (here / "there/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere is not a folder: name a run folder"),
+        (["empty"], "empty holds no run: expected a folder that `fedge run` wrote"),
+        (["runs/small", "--target", "90"], "target is 90.0, it must be above 0 and at most 1"),
+        (["runs/small", "--out", "page.html"], "it must be a folder"),
+    ],
+)
+def test_what_cannot_be_reported_gets_one_line(here: Path, words: list[str], message: str) -> None:
+    (here / "empty").mkdir()
+    assert run("--quiet", "--set", "train.rounds=1").exit_code == 0
+    refused(call("report", *words), message)
+
+
+# fedge partition show
+
+
+def test_partition_show_counts_labels(here: Path) -> None:
+    result = call("partition", "show", "--out", "p.png")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "100 clients, 1437 examples, 10 labels",
+        "examples a client: min 13, median 14, max 16",
+        "labels a client: min 2, median 2, max 2",
+        "client 19",
+        "... and 80 more clients",
+        "Picture  p.png",
+    ):
+        assert words in result.stdout
+    assert (here / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert not (here / "runs").exists()
+
+
+def test_partition_show_as_json() -> None:
+    result = call("partition", "show", "small.toml", "--set", "partition.clients=3", "--json")
+    found = json.loads(result.stdout)
+    assert found["clients"] == 3
+    assert sum(map(sum, found["labels"])) == found["examples"] == 1437
+    assert found["examples_per_client"] == {"min": 479, "median": 479.0, "max": 479}
+
+
+def test_partition_show_leaves_labels_out_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    assert "6 more labels" in " ".join(call("partition", "show").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "partition.labels=11"], "partition: labels is 11 but y has 10 different labels"),
+        (["--set", "partition.kind=by_group"], "partition: groups is needed, and cannot be written in a file"),
+        (["--out", "p.doc"], "cannot write p.doc"),
+        (["--out", "no/p.png"], "No such file or directory"),
+        (["none.toml"], "there is no file none.toml"),
+    ],
+)
+def test_partitions_that_cannot_be_shown_get_one_line(words: list[str], message: str) -> None:
+    refused(call("partition", "show", *words), message)
+
+
+# Help and version
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["run", "report", "partition", "--version", "Examples"]),
+        (["run"], ["--set", "--out", "--resume", "--device", "--quiet", "--json", "--tensorboard", "--no-report"]),
+        (["report"], ["--out", "--target", "--open", "RUN...", "Examples"]),
+        (["partition"], ["show"]),
+        (["partition", "show"], ["--set", "--out", "--json", "[data]", "Examples"]),
+    ],
+)
+def test_help_names_everything(words: list[str], expected: list[str]) -> None:
+    result = call(*words, "--help")
+    assert result.exit_code == 0
+    for word in expected:
+        assert word in result.stdout
+
+
+def test_python_m_fedge_is_the_same(here: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "fedge", "--version"], capture_output=True, text=True, cwd=here)
+    assert done.stdout == f"fedge {fedge.__version__}\n" == call("--version").stdout
+    wrong = subprocess.run([sys.executable, "-m", "fedge", "run", "x.toml"], capture_output=True, text=True, cwd=here)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("Error: there is no file x.toml")
+    assert "Traceback" not in wrong.stderr

@@ -1,0 +1,48 @@
+"""Every example runs by itself, says what it promises, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PERCENT = r"\d+\.\d %"
+EXPECTED: dict[str, list[str]] = {  # patterns that the output must hold, in this order
+    "algorithm_in_30_lines.py": [
+        rf"FedAvg +({PERCENT} +\d+\.\d+)\nFedProx, mu = 0 +\1\n",  # without the spring it is FedAvg
+        rf"FedProx +{PERCENT}",
+    ],
+    "compare.py": [rf"FedAvg +{PERCENT}", rf"FedOVA +{PERCENT}", rf"FedOVA over L-BFGS +{PERCENT} +\d+\.\d\d"],
+    "own_data_and_model.py": [r"classes=3", r"clients=30", rf"round 15: {PERCENT}", r"MB up", r"the model says"],
+}
+
+
+def test_every_example_is_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example_runs(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert re.search(".*".join(EXPECTED[name]), done.stdout, re.DOTALL), done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_thirty_lines_are_thirty() -> None:
+    text = (EXAMPLES / "algorithm_in_30_lines.py").read_text("utf-8")
+    algorithm = text[text.index("@dataclass") : text.index("def main")].strip()
+    assert len(algorithm.splitlines()) <= 30

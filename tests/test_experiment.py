@@ -1,0 +1,553 @@
+"""Experiment files: every field checked, overridden, built, run, resumed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import fedge
+from fedge import toml
+from fedge.algorithms import ALGORITHMS, FedAvg
+from fedge.checks import unit_interval
+from fedge.core import Algorithm
+from fedge.experiment import (
+    Experiment,
+    ExperimentError,
+    Meter,
+    Progress,
+    Watch,
+    build,
+    compare,
+    load,
+    load_federation,
+    parse,
+    plan,
+    run_folders,
+    slug,
+)
+from fedge.experiment import device as devices
+from fedge.experiment.override import override
+from fedge.experiment.planning import read
+from fedge.experiment.values import Mismatch, convert, expected, is_plain
+
+SMALL = """
+name = "small"
+
+[data]
+name = "digits"
+
+[partition]
+kind = "iid"
+clients = 10
+
+[model]
+name = "mlp"
+hidden = [4]
+
+[train]
+rounds = 4
+cohort = 3
+
+[[algorithm]]
+name = "fedavg"
+epochs = 1
+batch_size = "none"
+
+[[algorithm]]
+name = "fedavg"
+label = "With momentum"
+epochs = 1
+momentum = 0.5
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """The shape of a wrapper: `inner` first, `classes` from the data, two outputs inside."""
+
+    inner: Algorithm[Any]
+    classes: int = 3
+    beta: float = 0.5
+
+    inner_outputs: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        unit_interval("beta", self.beta)
+
+
+def tables(*settings: str, text: str = SMALL) -> dict[str, Any]:
+    return override(tomllib.loads(text), settings)
+
+
+def small(*settings: str) -> Experiment:
+    return parse(tables(*settings))
+
+
+def message(*settings: str, text: str = SMALL) -> str:
+    with pytest.raises(ExperimentError) as caught:
+        build(parse(tables(*settings, text=text)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Fields and defaults
+
+
+def test_defaults_are_those_of_the_functions_and_dataclasses() -> None:
+    experiment = small()
+    assert experiment.partition == {"kind": "iid", "clients": 10, "seed": 0}
+    assert experiment.model == {"name": "mlp", "seed": 0, "hidden": (4,)}
+    assert experiment.train["evaluate_every"] == 1
+    assert experiment.train["device"] == "auto"
+    first = experiment.algorithm[0]
+    assert first["batch_size"] is None
+    assert first["lr"] == FedAvg(nn.Linear(1, 1)).lr
+    assert "loss" not in first
+    assert "model" not in first
+
+
+def test_the_model_follows_the_seed_of_training() -> None:
+    assert small("train.seed=7").model["seed"] == 7
+    assert small("train.seed=7", "model.seed=1").model["seed"] == 1
+
+
+def test_what_is_written_reads_back_as_the_same_experiment() -> None:
+    experiment = small("target=0.9")
+    assert parse(tomllib.loads(toml.dump(experiment.table()))) == experiment
+    alone = parse(tomllib.loads(toml.dump(experiment.config("With momentum"))))
+    assert alone.algorithm == experiment.algorithm[1:]
+
+
+def test_one_algorithm_may_be_a_plain_table() -> None:
+    text = SMALL.split("[[algorithm]]")[0] + '[algorithm]\nname = "fedavg"\n'
+    assert parse(tables(text=text)).labels == ["fedavg"]
+
+
+def test_labels_are_made_distinct() -> None:
+    assert small("algorithm.label=Same").labels == ["Same", "Same 2"]
+    assert small("algorithm.2.label=FedAvg!").labels == ["fedavg", "FedAvg! 2"], "their folders would be the same"
+
+
+def test_a_file_without_a_name_is_named_after_itself(tmp_path: Path) -> None:
+    path = tmp_path / "my study.toml"
+    path.write_text(SMALL.replace('name = "small"\n', "", 1))
+    assert load(path).name == "my study"
+
+
+def test_the_embedded_experiment_is_complete() -> None:
+    experiment = load()
+    assert experiment.name == "digits"
+    assert experiment.target == 0.85
+    assert build(experiment).federation.clients == 100
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "found"),
+    [
+        (float, 1, 1),
+        (int | None, "none", None),
+        (int | None, 3, 3),
+        (tuple[float, float], [0.9, 1], (0.9, 1)),
+        (tuple[int, ...], [], ()),
+        (Sequence[int], [1, 2], (1, 2)),
+        (list[str], ["a"], ["a"]),
+        (torch.device | str, "cpu", "cpu"),
+    ],
+)
+def test_values_become_their_declared_type(hint: Any, value: Any, found: Any) -> None:
+    assert is_plain(hint)
+    assert convert(value, hint) == found
+    assert type(convert(value, hint)) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "words"),
+    [
+        (int, True, "a whole number"),
+        (int, 1.0, "a whole number"),
+        (float, "0.1", "a number"),
+        (bool, 1, "true or false"),
+        (str, 3, "a string"),
+        (int, "none", "a whole number"),
+        (float | None, "no", 'a number or "none"'),
+        (tuple[float, float], [0.9], "a list of 2 numbers"),
+        (Sequence[int], [1, "2"], "a list of whole numbers"),
+        (Sequence[int], 32, "a list of whole numbers"),
+    ],
+)
+def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -> None:
+    with pytest.raises(Mismatch):
+        convert(value, hint)
+    assert expected(hint) == words
+
+
+# Errors: where, what, and what it should be
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("trian.rounds=3", "unknown table 'trian' (did you mean 'train'?)"),
+        ("targt=0.9", "unknown key 'targt' (did you mean 'target'?)"),
+        ("train.round=3", "train: unknown key 'round' (did you mean 'rounds'?)"),
+        ("train.zzz=3", "train: unknown key 'zzz', known are rounds, cohort, seed"),
+        ("train.out=there", "train: out follows from the rest of the experiment: leave it out"),
+        ("train.link=x", "train: link cannot be written in a file: set it from Python"),
+        ("train.rounds=ten", "train: rounds is 'ten', expected a whole number"),
+        ("train.rounds=true", "train: rounds is True, expected a whole number"),
+        ("train.rounds=0", "train: rounds is 0, it must be a whole number of at least 1"),
+        ("train.cohort=11", "train: cohort is 11, but there are only 10 clients: lower it to at most 10"),
+        ("train.cohort=0", "train: cohort is 0, it must be"),
+        ("train.evaluate_every=0", "train: evaluate_every is 0, it must be"),
+        ("train.checkpoint_every=-1", "train: checkpoint_every is -1, it must be"),
+        ("train.evaluate_train=1", "train: evaluate_train is 1, expected true or false"),
+        ("train.device=gpu", "train: device is 'gpu', on this machine there is: auto, cpu"),
+        ("train.device=cuda:99", "train: device is 'cuda:99'"),
+        ("train=3", "train is 3, expected a table [train]"),
+        ("target=85", "target is 85, it must be above 0 and at most 1"),
+        ("target=high", "target is 'high', expected a number"),
+        ("name=...", "name is '...', it must have a letter or a digit"),
+        ("data.name=digit", "data: unknown data set 'digit': did you mean 'digits'?"),
+        ("data.path=x", "data: unknown key 'path'"),
+        ("partition.kind=dirichelt", "partition: kind is 'dirichelt' (did you mean 'dirichlet'?)"),
+        ("partition.kind=by_group", "partition: groups is needed, and cannot be written in a file"),
+        ("partition.labels=2", "partition: unknown key 'labels'"),
+        ("partition.clients=0", "partition: clients is 0, must be a whole number of at least 1"),
+        ("partition.clients=5000", "partition: 5000 clients but only 1437 examples"),
+        ("model.name=mpl", "model: name is 'mpl' (did you mean 'mlp'?)"),
+        ("model.outputs=3", "model: outputs follows from the rest of the experiment: leave it out"),
+        ("model.hidden=[0]", "model: hidden[0] is 0, must be at least 1"),
+        ("model.hidden=32", "model: hidden is 32, expected a list of whole numbers"),
+        ("model.name=fmnist_cnn", "model: fmnist_cnn does not take examples of shape (1, 8, 8)"),
+        ("algorithm.name=fedavgg", "algorithm 1 (fedavgg): name is 'fedavgg' (did you mean 'fedavg'?)"),
+        ("algorithm.1.lr=0", "algorithm 1 (fedavg): lr is 0, it must be greater than 0"),
+        ("algorithm.2.lr=fast", "algorithm 2 (fedavg): lr is 'fast', expected a number"),
+        ("algorithm.1.lrr=1", "algorithm 1 (fedavg): unknown key 'lrr' (did you mean 'lr'?)"),
+        ("algorithm.1.loss=mse", "algorithm 1 (fedavg): loss cannot be written in a file: set it from Python"),
+        ("algorithm.1.model=mlp", "algorithm 1 (fedavg): model follows from the rest of the experiment"),
+        ("algorithm.1.inner.name=fedavg", "algorithm 1 (fedavg): it wraps no other algorithm: leave out inner"),
+        ("algorithm.1.optimiser=sgdd", "optimiser is 'sgdd' (did you mean 'sgd'?), expected one of 'sgd', 'adam'"),
+        ("algorithm.1.label=3", "algorithm 1 (fedavg): label is 3, expected a string"),
+        ("algorithm.1.label=!", "algorithm 1 (fedavg): label is '!', expected a string"),
+        ("algorithm=fedavg", "algorithm is 'fedavg', expected a table [[algorithm]]"),
+        ("algorithm=[]", "algorithm is missing: add a table [[algorithm]]"),
+    ],
+)
+def test_every_mistake_is_named(setting: str, words: str) -> None:
+    assert words in message(setting)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        ('name = "digits"\n', "data: name is missing, expected a string"),
+        ('kind = "iid"\n', "partition: kind is missing, expected one of by_group, dirichlet, iid"),
+        ("rounds = 4\n", "train: rounds is missing, expected a whole number"),
+        ('name = "mlp"\n', "model: name is missing, expected one of"),
+        ('name = "fedavg"\n', "algorithm 1: name is missing, expected one of fedavg"),
+    ],
+)
+def test_what_is_missing_is_named(left_out: str, words: str) -> None:
+    assert words in message(text=SMALL.replace(left_out, ""))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\nrounds = 3\n")
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"\n')
+    for path, words in [
+        (broken, "broken.toml is not TOML: "),
+        (broken, "line 1"),
+        (tmp_path / "latin.toml", "latin.toml is not TOML"),
+        (tmp_path / "none.toml", "there is no file"),
+        (tmp_path, "is a folder, expected an experiment file"),
+    ]:
+        with pytest.raises(ExperimentError, match="(?s)" + words):
+            read(path)
+
+
+def test_a_byte_order_mark_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "notepad.toml"
+    path.write_text(SMALL, "utf-8-sig")
+    assert load(path).name == "small"
+
+
+# Overrides
+
+
+def test_a_setting_is_a_toml_value_or_a_string() -> None:
+    found = tables("model.hidden=[8, 8]", "name=my run", 'algorithm.1.label="1"', "algorithm.lr = 1e-3")
+    assert found["model"]["hidden"] == [8, 8]
+    assert found["name"] == "my run"
+    assert found["algorithm"][0]["label"] == "1"
+    assert [one["lr"] for one in found["algorithm"]] == [1e-3, 1e-3]
+
+
+def test_algorithms_are_addressed_by_position_label_and_name() -> None:
+    assert "lr" not in tables("algorithm.2.lr=0.3")["algorithm"][0]
+    assert tables("algorithm.with-momentum.lr=0.3")["algorithm"][1]["lr"] == 0.3
+    assert tables("algorithm.With momentum.lr=0.3")["algorithm"][1]["lr"] == 0.3
+    assert [one.get("lr") for one in tables("algorithm.fedavg.lr=0.3")["algorithm"]] == [0.3, None], "label first"
+    named = tables("algorithm.label=x", "algorithm.fedavg.lr=0.3")
+    assert [one["lr"] for one in named["algorithm"]] == [0.3, 0.3]
+
+
+def test_the_original_is_left_alone() -> None:
+    original = tomllib.loads(SMALL)
+    override(original, ["algorithm.lr=3", "train.rounds=9"])
+    assert original == tomllib.loads(SMALL)
+
+
+def test_another_kind_drops_the_fields_of_the_old_one() -> None:
+    found = override(read(), ["partition.seed=3", "partition.kind=iid", "model.name=logistic"])
+    assert found["partition"] == {"kind": "iid", "clients": 100, "seed": 3}
+    assert found["model"] == {"name": "logistic"}
+    parse(found)
+    with pytest.raises(ExperimentError, match="unknown key 'labels'"):
+        parse(override(read(), ["partition.labels=3", "partition.kind=iid"]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.rounds", "--set train.rounds: expected key=value"),
+        ("=3", "--set =3: expected key=value"),
+        ("train..rounds=3", "expected key=value"),
+        ("train.rounds.more=3", "--set train.rounds.more: rounds is 4, expected a table"),
+        ("algorithm.lrr=3", "--set algorithm: unknown key 'lrr' (did you mean 'lr'?)"),
+        ("algorithm.fedavgg.lr=3", "--set algorithm: unknown key 'fedavgg' (did you mean 'fedavg'?)"),
+        ("algorithm.3.lr=3", "--set algorithm.3: there are 2 algorithms, counted from 1"),
+    ],
+)
+def test_settings_that_lead_nowhere(setting: str, words: str) -> None:
+    assert words in message(setting)
+
+
+# Wrappers
+
+
+@pytest.fixture
+def outer(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(ALGORITHMS, "outer", Outer)  # type: ignore[arg-type]
+    nested = '\n[[algorithm]]\nname = "outer"\nbeta = 0.1\n[algorithm.inner]\nname = "outer"\n'
+    return SMALL + nested + '[algorithm.inner.inner]\nname = "fedavg"\nlr = 0.3\n'
+
+
+def test_wrappers_nest_to_any_depth(outer: str) -> None:
+    made: Any = build(parse(tables(text=outer))).algorithms["outer"]
+    assert (made.beta, made.inner.beta) == (0.1, 0.5)
+    assert made.classes == made.inner.classes == 10, "from the data"
+    assert made.inner.inner.lr == 0.3
+    assert made.inner.inner.model[-1].out_features == 2, "what the wrapper asks for"
+    assert build(parse(tables(text=outer))).algorithms["fedavg"].model[-1].out_features == 10  # type: ignore[index]
+
+
+def test_wrappers_read_back(outer: str) -> None:
+    experiment = parse(tables("algorithm.3.inner.classes=4", text=outer))
+    assert parse(tomllib.loads(toml.dump(experiment.table()))) == experiment
+    made: Any = build(experiment).algorithms["outer"]
+    assert (made.classes, made.inner.classes) == (10, 4)
+
+
+def test_settings_reach_into_wrappers(outer: str) -> None:
+    everywhere = tables("algorithm.lr=0.7", text=outer)["algorithm"]
+    assert [one.get("lr") for one in everywhere] == [0.7, 0.7, None]
+    assert everywhere[2]["inner"]["inner"]["lr"] == 0.7
+    one = tables("algorithm.outer.inner.beta=0.2", text=outer)["algorithm"][2]
+    assert (one["beta"], one["inner"]["beta"]) == (0.1, 0.2)
+    assert tables("algorithm.inner.beta=0.3", text=outer)["algorithm"][2]["inner"]["beta"] == 0.3
+
+
+def test_a_wrapper_may_be_chosen_by_settings_in_any_order(outer: str) -> None:
+    found = tables("algorithm.inner.lr=0.5", "algorithm.inner.name=fedavg", "algorithm.name=outer")
+    assert found["algorithm"][0] == {"name": "outer", "inner": {"name": "fedavg", "lr": 0.5}}
+
+
+def test_mistakes_in_wrappers_are_named(outer: str) -> None:
+    assert "algorithm 3 (outer): beta is 2, it must be at least 0" in message("algorithm.3.beta=2", text=outer)
+    deep = message("algorithm.3.inner.inner.lr=-1", text=outer)
+    assert deep.startswith("algorithm 3 (outer), inner (outer), inner (fedavg): lr is -1, it must be")
+    assert "inner (outer): unknown key 'bta'" in message("algorithm.3.inner.bta=1", text=outer)
+    without = outer.split("[algorithm.inner.inner]")[0]
+    assert "it wraps another algorithm: add a table [algorithm.inner]" in message(text=without)
+
+
+# Devices
+
+
+def test_auto_takes_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.find("auto") == "cuda"
+    assert devices.find("cuda:1") == "cuda:1"
+    with pytest.raises(ExperimentError, match="there is: auto, cpu, cuda, cuda:0, cuda:1"):
+        devices.find("cuda:2")
+
+
+# Running
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+class StopAfter(Watch):
+    """Asks to stop once so many rounds were seen, over all runs."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+        self.begun: list[str] = []
+
+    def begin(self, label: str, progress: Progress) -> None:
+        self.begun.append(label)
+
+    def round(self, label: str, progress: Progress, record: dict[str, Any]) -> None:
+        self.left -= 1
+
+    def wanted(self) -> bool:
+        return self.left <= 0
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_a_stopped_comparison_goes_on_as_if_it_had_not_been(tmp_path: Path, rounds: int) -> None:
+    experiment = small()
+    whole = compare(experiment, tmp_path / "whole")
+    watch = StopAfter(rounds)
+    part = compare(experiment, tmp_path / "part", watch=watch, stop=watch.wanted)
+    assert part[-1].run.stopped
+    assert len(part) == (1 if rounds < 4 else 2)
+    again = compare(load(tmp_path / "part" / "experiment.toml"), tmp_path / "part", resume=True)
+    assert [one.label for one in again] == ["fedavg", "With momentum"]
+    for one, other in zip(whole, again, strict=True):
+        assert history(one.folder) == history(other.folder)
+        assert all(torch.equal(one.run.params[name], other.run.params[name]) for name in one.run.params)
+
+
+def test_a_stop_between_two_runs_does_not_begin_the_next(tmp_path: Path) -> None:
+    watch = StopAfter(4)
+    outcomes = compare(small(), tmp_path / "x", watch=watch, stop=watch.wanted)
+    assert [one.label for one in outcomes] == ["fedavg"]
+    assert watch.begun == ["fedavg"]
+
+
+def test_finished_runs_are_not_repeated_and_rounds_may_be_added(tmp_path: Path) -> None:
+    compare(small("train.rounds=2"), tmp_path)
+    watch = StopAfter(99)
+    compare(small("train.rounds=2"), tmp_path, resume=True, watch=watch)
+    assert watch.left == 99
+    longer = compare(small("train.rounds=3"), tmp_path, resume=True, watch=watch)
+    assert [one.run.rounds for one in longer] == [3, 3]
+    assert watch.left == 97
+    assert load(tmp_path / "experiment.toml").train["rounds"] == 3
+
+
+def test_another_experiment_does_not_go_on_in_this_folder(tmp_path: Path) -> None:
+    compare(small("train.rounds=1"), tmp_path)
+    stored = (tmp_path / "experiment.toml").read_bytes()
+    with pytest.raises(ValueError, match=r"algorithm\.lr"):
+        compare(small("train.rounds=1", "algorithm.lr=0.7"), tmp_path, resume=True)
+    assert (tmp_path / "experiment.toml").read_bytes() == stored
+
+
+def test_each_run_has_its_own_configuration(tmp_path: Path) -> None:
+    outcomes = compare(small("train.rounds=1"), tmp_path)
+    assert [one.folder.name for one in outcomes] == ["fedavg", "with-momentum"]
+    assert load(outcomes[1].folder / "config.toml").labels == ["With momentum"]
+    summary = json.loads((outcomes[1].folder / "summary.json").read_text())
+    assert (summary["name"], summary["algorithm"]) == ("small", "With momentum")
+    assert run_folders(tmp_path) == [one.folder for one in outcomes]
+
+
+def test_algorithms_are_the_ones_python_would_make() -> None:
+    setup = build(small())
+    made = setup.algorithms["With momentum"]
+    assert isinstance(made, FedAvg)
+    assert (made.momentum, made.epochs) == (0.5, 1)
+    model = fedge.models.mlp(64, (4,), 10, seed=0)
+    for one, other in zip(model.parameters(), made.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# Plans and folders
+
+
+def test_the_next_free_folder(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    assert plan(file, root=tmp_path).folder == tmp_path / "small"
+    (tmp_path / "small").mkdir()
+    assert plan(file, root=tmp_path).folder == tmp_path / "small", "an empty folder is free"
+    compare(small("train.rounds=1"), tmp_path / "small")
+    assert plan(file, root=tmp_path).folder == tmp_path / "small-2"
+    with pytest.raises(ExperimentError, match="already holds a run: add --resume"):
+        plan(file, out=tmp_path / "small")
+    with pytest.raises(ExperimentError, match="already holds a run"):
+        plan(file, out=tmp_path / "small" / "fedavg")
+
+
+def test_resume_finds_the_newest_that_is_not_finished(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    with pytest.raises(ExperimentError, match="nothing to resume: no experiment 'small'"):
+        plan(file, resume=True, root=tmp_path)
+    watch = StopAfter(1)
+    compare(small(), tmp_path / "small", watch=watch, stop=watch.wanted)
+    compare(small("train.rounds=1"), tmp_path / "small-2")
+    (tmp_path / "small-3").mkdir()
+    (tmp_path / "small-3" / "experiment.toml").write_text("not [ TOML")
+    found = plan(file, resume=True, root=tmp_path)
+    assert (found.folder, found.resume) == (tmp_path / "small", True)
+    compare(small(), tmp_path / "small", resume=True)
+    with pytest.raises(ExperimentError, match="is finished; give it more rounds"):
+        plan(file, resume=True, root=tmp_path)
+
+
+def test_resume_needs_something_to_go_on_from(tmp_path: Path) -> None:
+    compare(small("train.rounds=1"), tmp_path / "runs")
+    assert plan(out=tmp_path / "runs", resume=True).experiment == small("train.rounds=1")
+    with pytest.raises(ExperimentError, match=r"is one run of the experiment in .*: use --out .*runs"):
+        plan(out=tmp_path / "runs" / "fedavg", resume=True)
+    with pytest.raises(ExperimentError, match=r"holds no experiment\.toml"):
+        plan(out=tmp_path / "nowhere", resume=True)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExperimentError, match=r"cannot write .*file"):
+        compare(small(), tmp_path / "file" / "runs")
+
+
+def test_only_the_federation_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "half.toml"
+    path.write_text('[data]\nname = "digits"\n[partition]\nkind = "iid"\n')
+    assert load_federation(path, ["partition.clients=7"]).clients == 7
+
+
+def test_slugs() -> None:
+    assert slug("FedAvg (lr = 0.1)") == "fedavg-lr-0.1"
+    assert slug("../up") == "up"
+    assert slug(" β ") == "β"
+
+
+# Progress
+
+
+def test_the_meter_counts_earlier_rounds_but_not_their_time() -> None:
+    def record(round: int, **more: float) -> dict[str, Any]:
+        return {"round": round, "up_bytes": 1_000_000, "down_bytes": 2_000_000, **more}
+
+    clock = iter([0.0, 3.0, 5.0])
+    meter = Meter(5, [record(1, test_accuracy=0.5), record(2), record(3)], lambda: next(clock))
+    assert meter.progress == Progress(0, 5)
+    assert meter(record(2)) == Progress(2, 5, 0.5, 6.0, 3.0), "the checkpoint was of round 1"
+    seen = meter(record(3, test_accuracy=0.7))
+    assert (seen.accuracy, seen.megabytes, seen.pace, seen.left) == (0.7, 9.0, 2.5, 5.0)
