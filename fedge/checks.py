@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}, it must be a finite number")
     return float(value)
 
@@ -32,7 +33,7 @@ def unit_interval(name: str, value: Any) -> None:
 def at_least_one(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         none = ", or None for all examples in one batch" if optional else ""
         raise ValueError(f"{name} is {value!r}, it must be a whole number of at least 1{none}")
 

@@ -161,6 +161,11 @@ class Algorithm(ABC, Generic[S]):
 
     def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
         """Refuse, before any training, examples that this algorithm or its model cannot handle."""
+        outputs = model.logits(params, x[:1]).shape[-1]
+        if not y.is_floating_point() and int(y.max()) >= outputs:
+            raise ValueError(
+                f"the model has {outputs} outputs, but there is a label {int(y.max())}: set outputs= higher"
+            )
 
     def notes(self, state: S) -> dict[str, Any]:
         """What else belongs into the record of a round."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # What a key is drawn for. The first word of an address, so that no two uses share a stream.
-COHORT, ORDER, STEP, SHARE = 1, 2, 3, 4
+COHORT, CLIENT, SHARE, ORDER, STEP = 1, 2, 3, 4, 5
 
 _BITS = (1 << 64) - 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,14 @@ def open_log(out: Path | str | None, config: Mapping[str, Any], name: str | None
     return Log(folder, config, name or folder.path.name, link, every)
 
 
-def describe(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration for a run that was started from Python: the fields that have a plain value."""
-    return {"algorithm": _fields(algorithm), "train": dict(settings)}
+def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration for a run that was started from Python: plain values, and a checksum of who holds what."""
+    parts = (federation.index, federation.offsets, federation.data.train_y)
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part.cpu().contiguous().numpy().tobytes(), checksum)
+    who = {"clients": federation.clients, "examples": len(federation.index), "checksum": checksum}
+    return {"algorithm": _fields(algorithm), "federation": who, "train": dict(settings)}
 
 
 def _fields(thing: Any) -> dict[str, Any]:

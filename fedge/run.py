@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
+import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedge import tree
@@ -36,13 +38,14 @@ class Run(Generic[S]):
         """The trained parameters by the module's own names."""
         return self.algorithm.params(self.state)
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Tensor | ArrayLike) -> Tensor:
         """[N, ...] -> [N, classes], on the device of the parameters."""
+        x = torch.as_tensor(x)
         like = next(iter(self.params.values()))
         x = x.to(like.device, like.dtype) if x.is_floating_point() else x.to(like.device)
         return scores(self.algorithm, self.handle, self.state, x)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor | ArrayLike) -> Tensor:
         """[N, ...] -> [N], the class with the largest score."""
         return self.scores(x).argmax(1)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
-from fedge.core import Algorithm, Ask, At, Drop, Reply, S, drive
+from fedge.core import Algorithm, Ask, At, Drop, Params, Reply, S, drive
 from fedge.engine.simulator import Simulator
 from fedge.evaluate import evaluate
 from fedge.federation import Federation
@@ -59,7 +59,7 @@ def train(
     link = Simulator(algorithm, federation, device=device) if link is None else link
     settings = {"rounds": rounds, "cohort": cohort, "seed": seed, "evaluate_every": evaluate_every}
     settings |= {"evaluate_train": evaluate_train, "checkpoint_every": checkpoint_every}
-    log = open_log(out, config or describe(algorithm, settings), name, link, checkpoint_every)
+    log = open_log(out, config or describe(algorithm, federation, settings), name, link, checkpoint_every)
     if resume and start is not None:
         raise ValueError("give either start (a Run) or resume (a run folder), not both")
     if resume and log is None:
@@ -142,16 +142,26 @@ def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, 
     """A fresh run after its setup, or the earlier one with setup replayed and not counted again."""
     if start is None:
         params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
-        population = link.population
-        algorithm.check(link.handle, params, population.x, population.y)
+        _check(algorithm, link, params)
         state, _ = drive(algorithm.setup(algorithm.init(params)), link, seed, 0, draw)
         return Run(algorithm, state, link.handle, [], link.ledger)
     state = algorithm.adopt(pytree.tree_map_only(Tensor, lambda leaf: leaf.to(link.device), start.state))
-    algorithm.check(link.handle, parameters(algorithm.model), link.population.x, link.population.y)
+    _check(algorithm, link, {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()})
     link.ledger.rows[:] = [*start.ledger, *(row for row in link.ledger if row not in start.ledger.rows)]
     run = Run(algorithm, state, link.handle, list(start.history), link.ledger)
     replay(algorithm, link, run, seed, draw)
     return run
+
+
+def _check(algorithm: Algorithm[Any], link: Any, params: Params) -> None:
+    """One example through the model before any work is done; torch's own errors say neither what nor why."""
+    x, y = link.population.x, link.population.y
+    try:
+        algorithm.check(link.handle, params, x, y)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"the model cannot take an example of shape {list(x.shape[1:])} and type {x.dtype}: {error}"
+        ) from error
 
 
 def replay(algorithm: Algorithm[S], link: Any, run: Run[S], seed: int, draw: Draw) -> None:

@@ -157,6 +157,25 @@ def test_other_random_operations_are_errors_by_name(chunk: int | None) -> None:
         simulate(fedge.FedAvg(Noisy()), federation, chunk)
 
 
+class Sneaky(nn.Module):
+    """Draws where no mode can see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = toy_model()
+
+    def forward(self, x):
+        keep = torch.ops.aten.bernoulli.p(torch.empty(x.shape), 0.5)
+        return self.inner(x * keep)
+
+
+@pytest.mark.parametrize("link", [lambda a, f: Simulator(a, f, chunk=1), Loopback])
+def test_a_hidden_draw_from_the_global_generator_is_an_error(link) -> None:
+    algorithm, federation = fedge.FedAvg(Sneaky()), ragged(toy_data())
+    with pytest.raises(RuntimeError, match="drew from torch's global generator"):
+        fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation))
+
+
 def test_loopback_errors_name_the_task_the_client_and_the_step() -> None:
     federation = ragged(toy_data())
     calls = 0

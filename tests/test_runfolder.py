@@ -115,6 +115,11 @@ def test_refusals(tmp_path: Path) -> None:
         go(tmp_path / "a")
     with pytest.raises(RunFolderError, match=r"train.seed = 3, now it is 4"):
         go(tmp_path / "a", resume=True, seed=4)
+    with pytest.raises(RunFolderError, match=r"federation.checksum = \d+, now it is"):
+        fedge.train(
+            algorithms()["fedavg_server_momentum"], ragged(toy_data(), (17, 3, 8, 1, 24, 9, 28)),
+            rounds=7, cohort=5, seed=3, checkpoint_every=3, out=tmp_path / "a", resume=True,
+        )  # fmt: skip
     with pytest.raises(RunFolderError, match=r"algorithm.lr = 0.1, now it is 0.2"):
         go(tmp_path / "a", "fedavg", resume=True)
 

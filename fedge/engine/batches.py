@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from fedge.core import At, Batch, Task
-from fedge.keys import ORDER, STEP, fold, fold_tensor
+from fedge.keys import CLIENT, ORDER, STEP, fold, fold_tensor
 
 _BLOCK = 1 << 20  # indices drawn ahead of the steps that use them
 
 
 def client_key(at: At, client: int) -> int:
     """The key of one client's work in a phase; tasks that run one after another there see the same batches."""
-    return fold(at.seed, at.round, at.phase, client)
+    return fold(at.seed, CLIENT, at.round, at.phase, client)
 
 
 def client_keys(at: At, clients: Tensor) -> Tensor:
-    return fold_tensor(fold(at.seed, at.round, at.phase), clients)
+    return fold_tensor(fold(at.seed, CLIENT, at.round, at.phase), clients)
 
 
 def _sort_key(key: int | Tensor, epoch: int | Tensor, position: Tensor) -> Tensor:

@@ -29,10 +29,13 @@ class StepError(RuntimeError):
 def fold_one(task: Task, sent: Payload, batches: Iterable[Batch], examples: int, row: Tensor) -> Upload:
     """start, step over every batch, finish: what a device does."""
     step: int | str = "start"
+    state = torch.get_rng_state()
     try:
         carry = task.start(sent)
         for step, batch in enumerate(batches):  # noqa: B007
             carry = task.step(sent, carry, relabelled(task, batch, row))
+        if not torch.equal(state, torch.get_rng_state()):
+            raise RuntimeError("the model drew from torch's global generator: only nn.Dropout's masks are addressed")
         step = "finish"
         return task.finish(sent, carry, torch.tensor(examples, device=row.device))
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,24 @@ class Budget:
     """
 
     def __init__(self, handle: Handle, example: Tensor, device: torch.device) -> None:
-        params = parameters_of(handle)
-        itemsize = next(iter(params.values())).element_size()
-        self.params = 6 * tree.nbytes(params)
-        self.example = 3 * itemsize * (_activations(handle, params, example) + example.numel())
+        self.handle, self.example = handle, example
         self.memory = _free(device)
         self.loop = device.type == "cpu" and has_convolutions(handle.module)
+
+    @cached_property
+    def costs(self) -> tuple[int, int]:
+        """Bytes a job, and bytes an example of its batch."""
+        params = parameters_of(self.handle)
+        itemsize = next(iter(params.values())).element_size()
+        scalars = _activations(self.handle, params, self.example) + self.example.numel()
+        return 6 * tree.nbytes(params), 3 * itemsize * scalars
 
     def jobs(self, width: int) -> int:
         """How many jobs with batches of this width fit, at least one."""
         if self.loop:
             return 1
-        return max(1, self.memory // (self.params + width * self.example))
+        job, example = self.costs
+        return max(1, self.memory // (job + width * example))
 
 
 def useful_threads(handle: Handle) -> int:

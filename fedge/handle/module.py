@@ -24,6 +24,11 @@ def check_module(module: nn.Module) -> None:
                 f"layer '{name}' ({kind}) mixes the examples of a batch or keeps running statistics, which are "
                 "not parameters and have no meaning across clients: use nn.GroupNorm or nn.LayerNorm in its place"
             )
+        if getattr(layer, "dropout", 0.0) and isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+            raise ValueError(
+                f"layer '{name}' ({kind}) has dropout={layer.dropout} inside, whose masks cannot be addressed: "
+                "set it to 0 and use nn.Dropout layers"
+            )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter '{name}' has no shape yet: run the lazy module on one batch first")
