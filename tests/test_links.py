@@ -102,7 +102,7 @@ def test_recording_a_step_changes_no_bit() -> None:
     link = Simulator(algorithm, federation)
     recorded = fedge.train(algorithm, federation, rounds=4, seed=0, link=link)
     steps = [fold.step for fold in link._folds.values()]
-    assert any(step.recorded for step in steps), f"no shape was seen more than {WARM} times"
+    assert any(step.recorded for step in steps), f"no shape was seen more than {WARM['cpu']} times"
     plain = None
     for _ in range(4):  # a fresh link every round never gets warm
         plain = fedge.train(algorithm, federation, rounds=1, seed=0, start=plain)

@@ -58,7 +58,7 @@ class Stacked:
     that has no batch left, and `step` never sees an empty batch.
     """
 
-    def __init__(self, task: Task, dims: dict[str, int | None]) -> None:
+    def __init__(self, task: Task, dims: dict[str, int | None], compile: bool = False) -> None:
         self.dims = dims
 
         def first(sent: Payload, row: Tensor) -> Carry:
@@ -68,26 +68,30 @@ class Stacked:
             return task.step(sent, carry, relabelled(task, batch, row))
 
         self.start = vmap(first, in_dims=(dims, 0), randomness="error")
-        self.step = Traced(vmap(step, in_dims=(dims, 0, 0, 0), randomness="error"))
+        self.step = Traced(vmap(step, in_dims=(dims, 0, 0, 0), randomness="error"), compile)
         self.finish = vmap(task.finish, in_dims=(dims, 0, 0), randomness="error")
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
-        carry, done, active = self.start(sent, rows), [], len(rows)
+        carry, done, active = _map(_own, self.start(sent, rows)), [], len(rows)
         some = sent
         for begin, end, left in schedule.segments():
             if left < active:
-                done.append(_map(lambda leaf, n=left: leaf[n:], carry))
+                done.append(_map(lambda leaf, n=left: leaf[n:].clone(), carry))
                 carry, active = _map(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
                 some = {name: self._head(name, part, left) for name, part in sent.items()}
             for indices, mask, keys in schedule.blocks(begin, end, left):
                 carry = self.step(some, carry, gather(indices, mask, keys), rows[:left])
-        if done:
-            carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done))
+        carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else _map(torch.clone, carry)
         upload: Upload = self.finish(sent, carry, schedule.sizes)
         return upload
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else _map(lambda leaf: leaf[:count], part)
+
+
+def _own(leaf: Tensor) -> Tensor:
+    """A copy that the steps may overwrite."""
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _map(function: Callable[..., Tensor], *nests: Any) -> Any:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedge.checks import at_least_one, positive
+from fedge.checks import at_least_one, choice, positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply
 from fedge.engine import replies
 from fedge.engine.ledger import Ledger
 from fedge.engine.memory import useful_threads
 from fedge.engine.population import Population
 from fedge.federation import Federation
-from fedge.handle import Handle, parameters
+from fedge.handle import FastHandle, Handle, parameters
 
 
 class LocalLink(ABC):
@@ -29,16 +29,20 @@ class LocalLink(ABC):
         federation: Federation,
         *,
         device: torch.device | str = "cpu",
+        precision: Literal["fp32", "tf32"] = "fp32",
         min_replies: int = 1,
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
+        choice("precision", precision, ("fp32", "tf32"))
+        self.precision = precision
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
         self.device = torch.device(device)
         self.min_replies, self.max_weight = min_replies, max_weight
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
-        self.handle = Handle(algorithm.model, algorithm.loss, self.device)
+        kind = FastHandle if self.device.type == "cuda" else Handle
+        self.handle = kind(algorithm.model, algorithm.loss, self.device)
         self.threads = useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
@@ -69,12 +73,12 @@ class LocalLink(ABC):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Within it torch uses the threads that suit the model, and fp32 means fp32: no TF32 on a GPU."""
+        """Within it torch uses the threads that suit the model, and fp32 means fp32: no TF32 unless asked for."""
         threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
         cudnn = torch.backends.cudnn.allow_tf32
         torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
         try:
             yield
         finally:

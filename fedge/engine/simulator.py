@@ -36,12 +36,12 @@ class Simulator(LocalLink):
         *,
         device: torch.device | str = "cpu",
         chunk: int | None = None,
-        min_replies: int = 1,
-        max_weight: float = replies.MAX_WEIGHT,
+        compile: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(algorithm, federation, device=device, min_replies=min_replies, max_weight=max_weight)
+        super().__init__(algorithm, federation, device=device, **options)
         at_least_one("chunk", chunk, optional=True)
-        self.chunk = chunk
+        self.chunk, self.compile = chunk, compile
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self.forget()
@@ -160,7 +160,7 @@ class Simulator(LocalLink):
         )
         kind = (id(task), *dims.items())
         if kind not in self._folds:
-            self._folds[kind] = Stacked(task, dims)
+            self._folds[kind] = Stacked(task, dims, self.compile)
         return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device))
 
     def _gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:

@@ -1,6 +1,7 @@
 """The model handle: what algorithms call instead of the module."""
 
+from fedge.handle.fast import FastHandle
 from fedge.handle.module import check_module, parameters
 from fedge.handle.plain import Handle, cross_entropy
 
-__all__ = ["Handle", "check_module", "cross_entropy", "parameters"]
+__all__ = ["FastHandle", "Handle", "check_module", "cross_entropy", "parameters"]

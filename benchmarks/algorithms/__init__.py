@@ -1,0 +1,1 @@
+"""Every algorithm on digits with two labels a client: `python -m benchmarks.algorithms`."""

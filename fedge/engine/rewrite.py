@@ -1,0 +1,90 @@
+"""Rewriting a recorded step: drop what does nothing, update in place, and join a product with the update it feeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+_SHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default)
+
+
+def simplify(module: GraphModule) -> None:
+    """Remove views and expansions to the shape that is there already, twice-transposed pairs, and products with one."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        source = _same_as(node)
+        if source is not None:
+            node.replace_all_uses_with(source)
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+
+
+def _same_as(node: Node) -> Node | None:
+    first = node.args[0] if node.args else None
+    if not isinstance(first, Node):
+        return None
+    if node.target in _SHAPES:
+        return first if _shape(node) == _shape(first) and _strides(node) == _strides(first) else None
+    if node.target is aten.transpose.int and first.target is aten.transpose.int:
+        swap = {a % len(_shape(node)) for a in node.args[1:]}  # type: ignore[operator]
+        inner = {a % len(_shape(node)) for a in first.args[1:]}  # type: ignore[operator]
+        before = first.args[0]
+        return before if swap == inner and isinstance(before, Node) else None
+    if node.target is aten.mul.Scalar and node.args[1] == 1:
+        return first
+    return None
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _strides(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].stride())
+
+
+def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:
+    """Let outputs that are `carry + c * something` overwrite their input; with `fuse`, in one call with the product.
+
+    Output i of the step is the successor of input carry[i]. An update may overwrite only what nobody reads later.
+    """
+    nodes = list(module.graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    (output,) = [node for node in nodes if node.op == "output"]
+    successors: list[Any] = list(output.args[0])
+    for node, index in zip(successors, carry, strict=True):
+        old = inputs[index]
+        last = max((place[user] for user in old.users), default=-1)
+        update = isinstance(node, Node) and node.target is aten.add.Tensor and node.args[0] == old
+        if update and place[node] == last and _shape(node) == _shape(old):
+            _overwrite(module, node, old, fuse)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _overwrite(module: GraphModule, node: Node, old: Node, fuse: bool) -> None:
+    change, alpha = node.args[1], node.kwargs.get("alpha", 1)
+    product = _product(change) if fuse and isinstance(change, Node) else None
+    with module.graph.inserting_before(node):
+        if product is not None:
+            flat = module.graph.call_function(aten.view.default, (old, list(_shape(product))))
+            done = module.graph.call_function(aten.baddbmm_.default, (flat, *product.args), {"alpha": alpha})
+            done.meta["val"] = product.meta["val"]
+            new: Any = module.graph.call_function(aten.view.default, (done, list(_shape(old))))
+        else:
+            new = module.graph.call_function(aten.add_.Tensor, (old, change), {"alpha": alpha})
+    new.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(new)
+    module.graph.erase_node(node)
+
+
+def _product(node: Node) -> Node | None:
+    """The batched product behind a tensor that is nothing but a view of it, used nowhere else."""
+    while node.target in _SHAPES and len(node.users) == 1 and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node if node.target is aten.bmm.default and len(node.users) == 1 else None
