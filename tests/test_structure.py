@@ -45,7 +45,8 @@ ALLOWED: dict[str, set[str]] = {
         "runfolder",
         "toml",
     },
-    "cli": {*BASE, "federation", "engine", "run", "runfolder", "experiment", "report", "deploy"},
+    "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train"},
+    "cli": {*BASE, "federation", "engine", "run", "runfolder", "experiment", "report", "deploy", "bench"},
 }
 NEEDS_AN_EXTRA = {
     "typer",

@@ -1,0 +1,89 @@
+"""`fedge bench`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedge.bench import WORKLOADS, Timing, measure
+from fedge.bench.check import TOLERANCE, check
+from fedge.cli.errors import one_line
+from fedge.cli.text import to_json
+from fedge.experiment import ExperimentError
+from fedge.experiment.device import find
+from fedge.runfolder import versions
+
+ON_A_CPU = ("A", "B", "C")
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD]...")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that are timed; the median counts.")] = 5,
+    precision: Annotated[str, typer.Option(help="fp32, or tf32 on a GPU.")] = "fp32",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
+    plain: Annotated[bool, typer.Option("--plain/--no-plain", help="Time the plain loop too.")] = True,
+    agree: Annotated[bool, typer.Option("--check", help="Compare the results of all engines instead.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Time fixed workloads against a plain loop over clients.
+
+    Ours and the loop take turns in one process, and the medians are compared.
+    """
+    console = Console(stderr=json)
+    with one_line():
+        place = find(device)
+        if agree:
+            raise typer.Exit(_check(console, place))
+        chosen = [name.upper() for name in names or _usual(place)]
+        _known(chosen)
+        options = {"precision": precision, "compile": compile}
+        timings = [_one(name, place, repeats, plain, options, console) for name in chosen]
+    if json:
+        typer.echo(to_json({"versions": versions(), **options, "timings": [_figures(one) for one in timings]}))
+    else:
+        console.print(_table(timings))
+
+
+def _known(names: list[str]) -> None:
+    for name in names:
+        if name not in WORKLOADS:
+            raise ExperimentError(f"workload is {name!r}, it must be one of {', '.join(WORKLOADS)}")
+
+
+def _usual(device: str) -> list[str]:
+    return list(ON_A_CPU) if device == "cpu" else list(WORKLOADS)
+
+
+def _one(name: str, device: str, repeats: int, plain: bool, options: dict[str, Any], console: Console) -> Timing:
+    console.print(f"{name}: {WORKLOADS[name].title}", highlight=False)
+    return measure(WORKLOADS[name], device, repeats, plain, **options)
+
+
+def _figures(timing: Timing) -> dict[str, Any]:
+    return {**asdict(timing), "median": timing.median, "ratio": timing.ratio}
+
+
+def _table(timings: list[Timing]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("workload", "device", "s a round", "times faster than the loop", "first round, s"):
+        table.add_column(column, justify="left" if column in ("workload", "device") else "right")
+    for one in timings:
+        ratio = "–" if one.ratio is None else f"{one.ratio:.1f}"
+        table.add_row(one.workload, one.device, f"{one.median:.4f}", ratio, f"{one.first:.1f}")
+    return table
+
+
+def _check(console: Console, device: str) -> int:
+    """Every engine against the loop-back link; the exit code says whether all agreed."""
+    bad = 0
+    for algorithm, engine, gap in check(device):
+        bad += gap > TOLERANCE
+        mark = "DIFFERS" if gap > TOLERANCE else "ok"
+        console.print(f"{mark:8}{gap:8.1e}  {algorithm}, {engine}", highlight=False)
+    console.print(f"{bad} differ by more than {TOLERANCE:g}" if bad else f"All agree to {TOLERANCE:g}.")
+    return 1 if bad else 0

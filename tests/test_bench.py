@@ -1,0 +1,61 @@
+"""The benchmark measures what it says, and the engines' check runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedge.bench import WORKLOADS, Timing, plain_round
+from fedge.bench.check import TOLERANCE, check
+from fedge.cli.app import app
+
+
+def test_bench_prints_figures() -> None:
+    done = CliRunner().invoke(app, ["bench", "b", "--repeats", "2", "--device", "cpu", "--json"])
+    assert done.exit_code == 0, done.output
+    (timing,) = json.loads(done.stdout)["timings"]
+    assert timing["workload"] == "B"
+    assert len(timing["seconds"]) == len(timing["plain"]) == 2
+    assert timing["ratio"] > 0
+
+
+def test_an_unknown_workload_is_one_line() -> None:
+    done = CliRunner().invoke(app, ["bench", "Q", "--device", "cpu"])
+    assert done.exit_code == 2
+    assert "workload is 'Q'" in done.output
+
+
+def test_the_ratio_is_of_medians() -> None:
+    timing = Timing("A", "cpu", [3.0, 1.0, 2.0], [10.0, 30.0, 20.0], 0.0, 1, 1)
+    assert (timing.median, timing.ratio) == (2.0, 10.0)
+
+
+@pytest.mark.parametrize("name", ["B", "FA"])
+def test_the_plain_loop_does_the_same_work(name: str) -> None:
+    """One update a job and step: as many as the engine takes."""
+    algorithm, federation = WORKLOADS[name].build(False)
+    inner = getattr(algorithm, "inner", algorithm)
+    clients = torch.arange(2)
+    steps = 0
+    step = torch.optim.SGD.step
+
+    def counting(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        return step(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.SGD, "step", counting)
+        plain_round(algorithm, federation, clients, torch.device("cpu"))()
+    jobs = 2 if name == "FA" else 1
+    wanted = sum(inner.epochs * -(-int(federation.sizes[k]) // inner.batch_size) for k in range(2))
+    assert steps == jobs * wanted
+
+
+def test_engines_agree() -> None:
+    for algorithm, engine, gap in itertools.islice(check("cpu"), 6):
+        assert gap < TOLERANCE, (algorithm, engine)
