@@ -196,18 +196,28 @@ class Progress:
     dropped: list[Drop] = field(default_factory=list)
 
 
+def _check_wanted(wanted: Any) -> None:
+    asks = wanted if isinstance(wanted, tuple) else (wanted,)
+    for ask in asks:
+        if not isinstance(ask, Ask | Share):
+            raise TypeError(f"a round yielded {ask!r}; it must yield an Ask, or a tuple of Asks")
+
+
 def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At], Tensor]) -> tuple[S, Progress]:
     """Run one flow to its end: the one loop between every algorithm and every link.
 
     The cohort is drawn at the first ask and whenever an ask wants a new one; a client whose answer was dropped is
     not asked again in the same round.
     """
+    if not isinstance(flow, Generator):
+        raise TypeError(f"round and setup must be generators that yield Asks; one returned a {type(flow).__name__}")
     progress, clients, reply = Progress(), None, None
     for phase in count():
         try:
             wanted = flow.send(reply)
         except StopIteration as end:
             return end.value, progress
+        _check_wanted(wanted)
         at = At(seed, round, phase)
         if isinstance(wanted, Share):
             link.share(at, wanted.beta)

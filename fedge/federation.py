@@ -24,6 +24,8 @@ class Federation:
     """
 
     def __init__(self, data: Data, clients: Sequence[ArrayLike | Tensor]) -> None:
+        if not isinstance(data, Data):
+            raise TypeError(f"data is a {type(data).__name__}, it must be a Data: see fedge.data.from_arrays")
         arrays = _as_arrays(clients)
         offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])

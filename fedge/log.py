@@ -38,8 +38,13 @@ class Log:
             raise RunFolderError(f"there is no run to resume at {self.folder.path}")
         return self.folder.begun
 
-    def reopen(self, algorithm: Algorithm[S]) -> Run[S]:
+    def reopen(self, algorithm: Algorithm[S], rounds: int) -> Run[S]:
+        """The run as its checkpoint has it; `rounds` is how many it shall have in the end."""
         content = self.folder.reopen(self.config)
+        if content["round"] > rounds:
+            there = f"{self.folder.path} has {content['round']} rounds already"
+            raise RunFolderError(f"{there}, {rounds} were asked for: ask for as many or more")
+        self.folder.write_config(self.config)
         records, rows = self.folder.truncate(content["round"])
         self.link.restore(content["engine"])
         state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(self.link.device), content["state"])
@@ -76,7 +81,7 @@ def open_log(out: Path | str | None, config: Mapping[str, Any], name: str | None
 
 def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration for a run that was started from Python: plain values, and a checksum of who holds what."""
-    parts = (federation.index, federation.offsets, federation.data.train_y)
+    parts = (federation.index, federation.offsets, federation.data.train_x, federation.data.train_y)
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part.cpu().contiguous().numpy().tobytes(), checksum)

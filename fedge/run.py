@@ -18,7 +18,7 @@ from fedge.handle import Handle
 Record = dict[str, Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run(Generic[S]):
     """What training left: the server's state, one record a round, and every byte."""
 
@@ -28,6 +28,13 @@ class Run(Generic[S]):
     history: list[Record] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     stopped: bool = False
+
+    def __repr__(self) -> str:
+        last = next((r for r in reversed(self.history) if "test_accuracy" in r), None)
+        accuracy = "" if last is None else f", test accuracy {last['test_accuracy']:.3f} after round {last['round']}"
+        moved = self.ledger.total()
+        megabytes = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
+        return f"Run({type(self.algorithm).__name__}, {self.rounds} rounds{accuracy}, {megabytes})"
 
     @property
     def rounds(self) -> int:

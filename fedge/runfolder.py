@@ -58,12 +58,18 @@ class RunFolder:
         """Start afresh; an earlier run in the same place is never overwritten."""
         if self.begun:
             raise RunFolderError(f"{self.path} already holds a run: resume it, or choose another folder")
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is a file: choose a folder for the run")
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_atomically(self.file("config.toml"), toml.dump(config).encode())
+            self.write_config(config)
             checkpoint.write_atomically(self.file("clients.json"), _clients(federation))
             for name in ("rounds.jsonl", "ledger.jsonl"):
                 self.file(name).write_bytes(b"")
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        with self._writing():
+            checkpoint.write_atomically(self.file("config.toml"), toml.dump(config).encode())
 
     def save(self, content: dict[str, Any]) -> None:
         """Make everything up to now permanent."""
@@ -88,6 +94,8 @@ class RunFolder:
         difference = first_difference(content["config"], as_plain(config))
         if difference is not None:
             name, old, new = difference
+            if name == "federation.checksum":
+                raise RunFolderError(f"cannot resume {self.path}: its clients held other examples than these")
             raise RunFolderError(
                 f"cannot resume {self.path}: its checkpoint was written with {name} = {old!r}, now it is {new!r}; "
                 "restore that field or start another run"

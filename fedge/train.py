@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Drop, Params, Reply, S, drive
+from fedge.engine.replies import TooFewReplies
 from fedge.engine.simulator import Simulator
 from fedge.evaluate import evaluate
 from fedge.federation import Federation
-from fedge.handle import parameters
+from fedge.handle import cross_entropy, parameters
 from fedge.keys import COHORT, choose, fold
 from fedge.log import Log, describe, open_log
 from fedge.run import Record, Run
@@ -52,6 +54,7 @@ def train(
     rounds, and ends as if it had never stopped. `link` carries the phases; by default the vectorised simulator on
     `device`. `stop` is asked after every phase: if it says so, training ends at the last complete round.
     """
+    _check_arguments(algorithm, federation, seed, device)
     for field_name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
         at_least_one(field_name, value)
     at_least_one("checkpoint_every", checkpoint_every)
@@ -65,7 +68,7 @@ def train(
     if resume and log is None:
         raise RunFolderError("resume needs the run folder to go on from: give `out`")
     if resume and log is not None and log.resumable:
-        run, last = log.reopen(algorithm), rounds
+        run, last = log.reopen(algorithm, rounds), rounds
         replay(algorithm, link, run, seed, draw)
     else:
         run = _begin(algorithm, link, start, seed, draw)
@@ -89,15 +92,20 @@ def _rounds(
     evaluate_every: int,
     on_round: Callable[[Record], None] | None,
 ) -> None:
-    """The rounds that are left; a stop leaves the run at its last complete one."""
+    """The rounds that are left; a stop or a failure leaves the run at its last complete one."""
+    warm_up()
     for number in range(run.rounds + 1, last + 1):
         before = len(run.ledger)
         try:
             record = one_round(run, link, seed, number, draw)
-        except Stop:
+        except (Stop, TooFewReplies) as end:
             del run.ledger.rows[before:]
             run.stopped = True
-            break
+            if isinstance(end, Stop):
+                break
+            if log is not None:
+                log.end(run)
+            raise TooFewReplies(f"round {number}: {end}") from end
         if number % evaluate_every == 0 or number == last:
             record |= judge(run)
         run.history.append(record)
@@ -107,6 +115,11 @@ def _rounds(
             on_round(record)
     if log is not None:
         log.end(run)
+
+
+def warm_up() -> None:
+    """Let torch load what vmap and grad need, a second or two, before the first round is timed."""
+    torch.func.vmap(torch.func.grad(torch.sum))(torch.zeros(1, 1))
 
 
 class Stop(Exception):
@@ -153,12 +166,33 @@ def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, 
     return run
 
 
+def _check_arguments(algorithm: Any, federation: Any, seed: Any, device: Any) -> None:
+    """The slips that would otherwise surface deep inside."""
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"the first argument is {_kind(algorithm)}, it must be an algorithm such as FedAvg(model)")
+    if not isinstance(federation, Federation):
+        raise TypeError(f"the second argument is {_kind(federation)}, it must be a Federation(data, lists)")
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed is {seed!r}, it must be a whole number")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here: use 'cpu'")
+
+
+def _kind(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
 def _check(algorithm: Algorithm[Any], link: Any, params: Params) -> None:
     """One example through the model before any work is done; torch's own errors say neither what nor why."""
     x, y = link.population.x, link.population.y
+    if y.is_floating_point() and algorithm.loss is cross_entropy:
+        raise ValueError(
+            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or a loss= of your own"
+        )
     try:
         algorithm.check(link.handle, params, x, y)
-    except (RuntimeError, TypeError, IndexError) as error:
+        link.handle.check_loss(params, x[:2], y[:2])
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(
             f"the model cannot take an example of shape {list(x.shape[1:])} and type {x.dtype}: {error}"
         ) from error

@@ -32,7 +32,7 @@ def test_defaults_learn_digits(name: str) -> None:
     lists = fedge.partition.labels_per_client(DIGITS.train_y, 100, labels=2, seed=0)
     run = fedge.train(UNTOUCHED[name], fedge.Federation(DIGITS, lists), rounds=50, cohort=20, seed=0)
     accuracies = [record["test_accuracy"] for record in run.history]
-    assert sum(accuracies[-5:]) / 5 > 0.8
+    assert sum(accuracies[-5:]) / 5 > 0.7
 
 
 def quadratic() -> tuple[fedge.Federation, torch.Tensor]:

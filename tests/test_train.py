@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -153,10 +155,48 @@ def test_whole_numbers_of_numpy_are_whole_numbers_and_arrays_are_predicted() -> 
     assert torch.equal(run.predict(data.test_x.numpy()), run.predict(data.test_x))
 
 
-def test_a_loss_that_is_not_per_example_is_refused() -> None:
+def test_a_loss_that_is_not_per_example_is_refused_before_any_work() -> None:
     algorithm = fedge.FedAvg(toy_model(), loss=nn.functional.cross_entropy)
-    with pytest.raises(Exception, match="one value an example"):
+    with pytest.raises(ValueError, match=r"the loss returned shape \[\] for 2 examples; it must return one value"):
         fedge.train(algorithm, ragged(toy_data()), rounds=1)
+
+
+def test_float_labels_with_the_default_loss_are_refused() -> None:
+    data = toy_data()
+    floats = fedge.data.Data(data.train_x, data.train_y.double(), data.test_x, data.test_y.double(), classes=0)
+    federation = fedge.Federation(floats, [range(90)])
+    with pytest.raises(ValueError, match=r"the labels are torch.float64 and the loss is cross-entropy.*int64"):
+        fedge.train(fedge.FedAvg(toy_model()), federation, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda a, f: (a.model, f), r"the first argument is a Sequential, it must be an algorithm"),
+        (lambda a, f: (fedge.FedAvg, f), "the first argument is the class FedAvg"),
+        (lambda a, f: (a, f.data), r"the second argument is a Data, it must be a Federation"),
+        (lambda a, f: (fedge.FedAvg(toy_model), f), "the model is a function, it must be an nn.Module"),
+    ],
+)
+def test_swapped_and_half_made_arguments_are_named(arguments, message: str) -> None:
+    algorithm, federation = fedge.FedAvg(toy_model()), ragged(toy_data())
+    with pytest.raises(TypeError, match=message):
+        fedge.train(*arguments(algorithm, federation), rounds=1)
+
+
+def test_a_seed_that_is_no_number_and_a_device_that_is_not_there() -> None:
+    algorithm, federation = fedge.FedAvg(toy_model()), ragged(toy_data())
+    with pytest.raises(TypeError, match="seed is None, it must be a whole number"):
+        fedge.train(algorithm, federation, rounds=1, seed=None)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device is 'cuda', but torch finds no CUDA device here"):
+            fedge.train(algorithm, federation, rounds=1, device="cuda")
+
+
+def test_a_run_reads_well() -> None:
+    run = fedge.train(fedge.FedAvg(toy_model()), ragged(toy_data()), rounds=2)
+    assert repr(run).startswith("Run(FedAvg, 2 rounds, test accuracy 0.")
+    assert len(repr(run)) < 120
 
 
 def test_regression_has_a_loss_and_no_accuracy() -> None:
@@ -248,3 +288,66 @@ def test_reusing_what_nobody_holds_is_an_error(link) -> None:
     algorithm = TwoPhases(toy_model(), reuse=("params", "other"))
     with pytest.raises(ValueError, match=r"reuses 'other', which this cohort does not hold.*held: \['mean', 'own'"):
         fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation))
+
+
+class Slips(TwoPhases):
+    """An algorithm with one mistake at a time."""
+
+    slip = ""
+
+    def tasks(self, model):
+        tasks = dict(super().tasks(model))
+        gradient = tasks["gradient"]
+        results = {
+            "flat": lambda sent, carry, n: ({"own": carry["fc1.bias"]}, n.float()),
+            "no weight": lambda sent, carry, n: {"own": carry},
+            "int weight": lambda sent, carry, n: ({"own": carry}, 3),
+        }
+        if self.slip in results:
+            tasks["gradient"] = dataclasses.replace(gradient, finish=results[self.slip])
+        return tasks
+
+    def round(self, state):
+        if self.slip == "no generator":
+            return state
+        return self.flow(state)
+
+    def flow(self, state):
+        if self.slip == "name":
+            yield Ask("gradiant", {"params": state["params"]})
+        if self.slip == "yield":
+            yield "gradient"
+        if self.slip == "part":
+            yield Ask("gradient", {"weights": state["params"]})
+        return (yield from super().round(state))
+
+
+@pytest.mark.parametrize(
+    ("slip", "message"),
+    [
+        (
+            "name",
+            r"asks for a task 'gradiant' \(did you mean 'gradient'\?\); it has \['gradient', 'anchor', 'report'\]",
+        ),
+        ("yield", "a round yielded 'gradient'; it must yield an Ask"),
+        ("no generator", "must be generators that yield Asks; one returned a dict"),
+        ("flat", r"finish must return .*; it returned \(\{'own': Tensor\}, Tensor\)"),
+        ("no weight", "finish must return .*the weight a tensor such as examples.float"),
+        ("int weight", r"finish must return .*\}, int\)"),
+    ],
+)
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_slips_in_an_algorithm_are_explained(slip: str, message: str, link) -> None:
+    algorithm, federation = Slips(toy_model()), ragged(toy_data())
+    algorithm.slip = slip
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation))
+
+
+def test_the_loopback_names_the_task_that_misses_a_part() -> None:
+    algorithm, federation = Slips(toy_model()), ragged(toy_data())
+    algorithm.slip = "part"
+    with pytest.raises(
+        RuntimeError, match=r"task 'gradient' fails on the parts it gets, \['weights'\]: KeyError: 'params'"
+    ):
+        fedge.train(algorithm, federation, rounds=1, link=Loopback(algorithm, federation))

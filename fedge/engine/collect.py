@@ -11,6 +11,7 @@ from fedge.engine import replies
 from fedge.engine.fold import Upload
 from fedge.engine.ledger import Row, payload_bytes
 from fedge.engine.population import Jobs
+from fedge.engine.worker import ClientError
 
 Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task has none
 Answer = dict[int, list[Upload]]  # row -> one upload and weight a task
@@ -44,11 +45,19 @@ class Collector:
         """What every upload must look like, given one row's worth of what the cohort holds; returns what it keeps."""
         kept: Payload = {}
         for name, task in zip(self.ask.tasks, self.tasks, strict=True):
-            like = replies.template(task, known | kept)
+            like = self._template(name, task, known | kept)
             kept |= {part: like[part] for part in task.keeps}
             if not task.private:
                 self.like.append((name, like))
         return kept
+
+    @staticmethod
+    def _template(name: str, task: Task, known: Payload) -> Payload:
+        try:
+            return replies.template(task, known)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ClientError(f"task '{name}' fails on the parts it gets, {sorted(known)}: {what}") from error
 
     def add(self, client: int, answer: Answer) -> None:
         """Take one client's answer: count its bytes, check it, and let the good rows into the mean."""

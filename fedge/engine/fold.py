@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -26,18 +27,21 @@ class StepError(RuntimeError):
         self.step = step
 
 
-def fold_one(task: Task, sent: Payload, batches: Iterable[Batch], examples: int, row: Tensor) -> Upload:
-    """start, step over every batch, finish: what a device does."""
+def fold_one(
+    task: Task, sent: Payload, batches: Iterable[Batch], examples: int, row: Tensor, take: Traced | None = None
+) -> Upload:
+    """start, step over every batch, finish: what a device does. `take` is the step in a form that records itself."""
     step: int | str = "start"
     state = torch.get_rng_state()
     try:
-        carry = task.start(sent)
+        carry = task.start(sent) if take is None else _map(_own, task.start(sent))
         for step, batch in enumerate(batches):  # noqa: B007
-            carry = task.step(sent, carry, relabelled(task, batch, row))
-        if not torch.equal(state, torch.get_rng_state()):
-            raise RuntimeError("the model drew from torch's global generator: only nn.Dropout's masks are addressed")
+            carry = (take or one_step(task))(sent, carry, batch, row)
         step = "finish"
-        return task.finish(sent, carry, torch.tensor(examples, device=row.device))
+        upload = finished(task, sent, carry, torch.tensor(examples, device=row.device))
+        if not torch.equal(state, torch.get_rng_state()):
+            raise RuntimeError("the work drew from torch's global generator: only nn.Dropout's masks are addressed")
+        return upload
     except Exception as error:
         _fail(step, error)
 
@@ -46,9 +50,38 @@ def _fail(step: int | str, error: Exception) -> NoReturn:
     raise StepError(step, error) from error
 
 
+def finished(task: Task, sent: Payload, carry: Carry, examples: Tensor) -> Upload:
+    """`finish`, and a look at what it returned: tensors by part and name, and a weight."""
+    found: Any = task.finish(sent, carry, examples)
+    shaped = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict)
+    parts = list(found[0].values()) if shaped else [None]
+    nested = all(isinstance(part, dict) and all(isinstance(t, Tensor) for t in part.values()) for part in parts)
+    if not shaped or not nested or not isinstance(found[1], Tensor):
+        raise TypeError(
+            "finish must return ({part: {name: tensor}}, weight), the weight a tensor such as examples.float(); "
+            f"it returned {_outline(found)}"
+        )
+    upload: Upload = found
+    return upload
+
+
+def _outline(thing: Any) -> str:
+    """The shape of a nest in a few words."""
+    if isinstance(thing, dict):
+        return "{" + ", ".join(f"{key!r}: {_outline(value)}" for key, value in list(thing.items())[:3]) + "}"
+    if isinstance(thing, tuple):
+        return "(" + ", ".join(_outline(one) for one in thing) + ")"
+    return type(thing).__name__
+
+
 def relabelled(task: Task, batch: Batch, row: Tensor) -> Batch:
     """The batch as this row sees it."""
     return batch if task.relabel is None else batch._replace(y=task.relabel(batch.y, row))
+
+
+def one_step(task: Task) -> Callable[[Payload, Carry, Batch, Tensor], Carry]:
+    """A task's step on the labels of a row."""
+    return lambda sent, carry, batch, row: task.step(sent, carry, relabelled(task, batch, row))
 
 
 class Stacked:
@@ -64,12 +97,9 @@ class Stacked:
         def first(sent: Payload, row: Tensor) -> Carry:
             return task.start(sent)
 
-        def step(sent: Payload, carry: Carry, batch: Batch, row: Tensor) -> Carry:
-            return task.step(sent, carry, relabelled(task, batch, row))
-
         self.start = vmap(first, in_dims=(dims, 0), randomness="error")
-        self.step = Traced(vmap(step, in_dims=(dims, 0, 0, 0), randomness="error"), compile)
-        self.finish = vmap(task.finish, in_dims=(dims, 0, 0), randomness="error")
+        self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile)
+        self.finish = vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error")
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
         carry, done, active = _map(_own, self.start(sent, rows)), [], len(rows)

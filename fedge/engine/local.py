@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedge.checks import at_least_one, choice, positive
-from fedge.core import Algorithm, Ask, At, Drop, Reply
+from fedge.checks import at_least_one, choice, nearest, positive
+from fedge.core import Algorithm, Ask, At, Drop, Reply, Task
 from fedge.engine import replies
 from fedge.engine.ledger import Ledger
 from fedge.engine.memory import useful_threads
@@ -60,6 +60,14 @@ class LocalLink(ABC):
             answers.append(reply)
             dropped += bad
         return answers, dropped
+
+    def named(self, ask: Ask) -> list[Task]:
+        """The tasks of an ask; one that the algorithm does not have is an error that lists those it has."""
+        for name in ask.tasks:
+            if name not in self.tasks:
+                known = list(self.tasks)
+                raise ValueError(f"the algorithm asks for a task {name!r}{nearest(name, known)}; it has {known}")
+        return [self.tasks[name] for name in ask.tasks]
 
     def share(self, at: At, beta: float) -> None:
         self.ledger.add(self.population.share(at, beta))

@@ -20,7 +20,7 @@ class Loopback(LocalLink):
         self._known: Payload = {}  # one row's worth of what the cohort holds
 
     def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
-        tasks = [self.tasks[name] for name in ask.tasks]
+        tasks = self.named(ask)
         jobs = self.population.jobs(clients, tasks[0], ask.rows)
         collector = Collector(at, ask, tasks, jobs, self.max_weight)
         self._expect(ask, collector)

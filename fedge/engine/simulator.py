@@ -13,11 +13,12 @@ from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
 from fedge.engine import replies
 from fedge.engine.batches import Schedule, client_key, client_keys, one_client
-from fedge.engine.fold import Stacked, Upload, fold_one
+from fedge.engine.fold import Stacked, Upload, fold_one, one_step
 from fedge.engine.ledger import Row, payload_bytes
 from fedge.engine.local import LocalLink
 from fedge.engine.memory import Budget
 from fedge.engine.population import Jobs
+from fedge.engine.trace import Traced
 from fedge.federation import Federation
 
 
@@ -44,6 +45,7 @@ class Simulator(LocalLink):
         self.chunk, self.compile = chunk, compile
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
+        self._steps: dict[int, Traced] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -58,7 +60,7 @@ class Simulator(LocalLink):
         self.budget.memory = settings["memory"]
 
     def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
-        tasks = [self.tasks[name] for name in ask.tasks]
+        tasks = self.named(ask)
         jobs = self.population.jobs(clients, tasks[0], ask.rows)
         self._remember(ask, tasks[0])
         mean = replies.Mean(None if tasks[0].rows is None else len(ask.rows or range(tasks[0].rows)))
@@ -176,7 +178,8 @@ class Simulator(LocalLink):
         x, y = self.population.x[chosen], self.population.y[chosen]
         row = jobs.rows[0].to(self.device)
         batches = one_client(task, x, y, client_key(at, client))
-        upload, weight = fold_one(task, sent, batches, len(y), row)
+        step = self._steps.setdefault(id(task), Traced(one_step(task)))
+        upload, weight = fold_one(task, sent, batches, len(y), row, step)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
 
     def _check(self, jobs: Jobs, uploads: dict[str, Upload]) -> tuple[Tensor, list[Drop]]:

@@ -17,6 +17,8 @@ def parameters(module: nn.Module) -> Params:
 
 def check_module(module: nn.Module) -> None:
     """Refuse what cannot be a pure function of its parameters, by the name of the layer."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the model is a {type(module).__name__}, it must be an nn.Module")
     for name, layer in module.named_modules():
         kind = type(layer).__name__
         if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):

@@ -26,6 +26,14 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="none")
 
 
+def _check_losses(out: Tensor, y: Tensor) -> None:
+    if out.shape != y.shape[:1]:
+        raise ValueError(
+            f"the loss returned shape {list(out.shape)} for {len(y)} examples; "
+            "it must return one value an example (reduction='none')"
+        )
+
+
 class Handle:
     """An nn.Module and a per-example loss as pure functions of the parameters."""
 
@@ -46,12 +54,13 @@ class Handle:
     def losses(self, params: Params, batch: Batch) -> Tensor:
         """One loss an example, [B], zero on padding."""
         out = self.per_example(self.logits(params, batch.x, batch.key), batch.y)
-        if out.shape != batch.y.shape[:1]:
-            raise ValueError(
-                f"the loss returned shape {list(out.shape)} for {len(batch.y)} examples; "
-                "it must return one value an example (reduction='none')"
-            )
+        _check_losses(out, batch.y)
         return torch.where(batch.mask, out, 0.0)
+
+    def check_loss(self, params: Params, x: Tensor, y: Tensor) -> None:
+        """Refuse a loss that does not give one value an example; class labels are taken as the first class."""
+        y = y if y.is_floating_point() else torch.zeros_like(y)
+        _check_losses(self.per_example(self.logits(params, x), y), y)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the real examples of the batch."""
