@@ -187,7 +187,7 @@ def _check(algorithm: Algorithm[Any], link: Any, params: Params) -> None:
     x, y = link.population.x, link.population.y
     if y.is_floating_point() and algorithm.loss is cross_entropy:
         raise ValueError(
-            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or a loss= of your own"
+            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or another loss="
         )
     try:
         algorithm.check(link.handle, params, x, y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 import fedge
 from fedge import cli
-from fedge.cli import progress, text
+from fedge.cli import progress, results, text
 from fedge.cli.app import app
 from fedge.cli.interrupt import Interrupt
 from fedge.engine import checkpoint
@@ -89,7 +90,8 @@ def test_a_run_ends_with_a_table_a_report_and_a_picture(here: Path) -> None:
         "fedavg: round 3/3",
         "ms/round, done",
         "Big steps",
-        "to 5 %",
+        "to 5%",
+        "final: the last round",
         "Report   runs/small/report.html",
         "Picture  runs/small/accuracy.png",
     ):
@@ -187,13 +189,49 @@ def test_a_wrong_option_is_a_usage_error() -> None:
     assert call("walk").exit_code == 2
 
 
-def test_a_run_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_that_diverges_does_not_end_the_others(here: Path) -> None:
+    diverges = ["--set", "algorithm.fedavg.lr=1e30", "--set", "train.rounds=2"]
+    result = call("run", "small.toml", *diverges)
+    assert result.exit_code == 1, result.output
+    assert re.search(r"fedavg +\d +failed( +–){6}", result.stdout)
+    assert re.search(r"Big steps +2 ", result.stdout)
+    assert result.stderr.startswith("Error: fedavg failed: ")
+    assert "is not finite" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Big steps" in (here / "runs/small/report.html").read_text()
+    again = call("run", "--resume", "--json", "--quiet", "--out", "runs/small")
+    assert again.exit_code == 1, again.output
+    failed, fine = json.loads(again.stdout)["runs"]
+    assert "is not finite" in failed["failed"]
+    assert failed["final_accuracy"] is None
+    assert (fine["failed"], fine["rounds"]) == (None, 2)
+
+
+def test_when_all_fail_there_is_no_report(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
-        raise TooFewReplies("round 1: 0 of 3 replies were good")
+        raise TooFewReplies("round 1: 0 of 3 replies\nwere good")
 
     monkeypatch.setattr("fedge.experiment.comparison.train", broken)
-    result = run("--quiet")
-    refused(result, "round 1: 0 of 3 replies were good", code=1)
+    result = call("run", "small.toml")
+    assert result.exit_code == 1
+    reason = "failed: round 1: 0 of 3 replies were good"
+    assert result.stderr == f"Error: fedavg {reason}\nError: Big steps {reason}\n"
+    assert "No report was written: no algorithm has a round" in result.stdout
+    assert not (here / "runs/small/report.html").exists()
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    from rich.console import Console
+
+    row = {"label": "FedOVA + Fisher L-BFGS", "failed": None, "rounds": 1000, "final_rounds": 20}
+    row |= {"final_accuracy": 1.0, "best_accuracy": 1.0, "up_bytes": 99.9e6, "down_bytes": 99.9e6}
+    row |= {"rounds_to_target": 1000, "megabytes_to_target": 199.8, "seconds": 999.9}
+    console = Console(width=80, record=True)
+    console.print(results.table([row], 0.85))
+    *_, last = console.export_text().splitlines()
+    assert last.split("  ")[0] == "FedOVA + Fisher L-BFGS"
+    assert last.endswith("999.9")
+    assert results.note([row]) == "final: mean of the last 20 rounds"
 
 
 def test_without_matplotlib_there_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +336,7 @@ def test_resume_without_a_folder_takes_the_newest(monkeypatch: pytest.MonkeyPatc
     assert "Going on with small in runs/small\n" in result.stdout
     refused(run("--resume"), "there is nothing to resume: runs/small is finished")
     more = call("run", "--resume", "--out", "runs/small", "--no-report", "--set", "train.rounds=4")
+    assert "fedavg: going on after round 3\n" in more.stdout
     assert "fedavg: round 4/4" in more.stdout
     assert "was already finished" in call("run", "--resume", "--out", "runs/small", "--no-report").stdout
 

@@ -37,6 +37,7 @@ from fedge.experiment import device as devices
 from fedge.experiment.override import override
 from fedge.experiment.planning import read
 from fedge.experiment.values import Mismatch, convert, expected, is_plain
+from fedge.runfolder import RunFolderError
 
 SMALL = """
 name = "small"
@@ -456,6 +457,34 @@ def test_another_experiment_does_not_go_on_in_this_folder(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"algorithm\.lr"):
         compare(small("train.rounds=1", "algorithm.lr=0.7"), tmp_path, resume=True)
     assert (tmp_path / "experiment.toml").read_bytes() == stored
+
+
+def test_an_experiment_that_cannot_go_on_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    """Whichever run it is that cannot: the first goes on here, the second is of another experiment."""
+    compare(small("train.rounds=1"), tmp_path)
+    stored = (tmp_path / "experiment.toml").read_bytes()
+    with pytest.raises(RunFolderError, match=r"algorithm\.lr"):
+        compare(small("train.rounds=2", "algorithm.2.lr=0.7"), tmp_path, resume=True)
+    assert (tmp_path / "experiment.toml").read_bytes() == stored
+
+
+def test_fewer_rounds_than_a_run_has_are_refused(tmp_path: Path) -> None:
+    compare(small("train.rounds=3"), tmp_path)
+    stored = (tmp_path / "experiment.toml").read_bytes()
+    with pytest.raises(RunFolderError, match="3"):
+        compare(small("train.rounds=2"), tmp_path, resume=True)
+    assert (tmp_path / "experiment.toml").read_bytes() == stored
+
+
+def test_an_algorithm_that_diverges_is_an_outcome(tmp_path: Path) -> None:
+    experiment = small("algorithm.1.lr=1e30", "train.rounds=2")
+    for resume in (False, True):
+        first, second = compare(experiment, tmp_path, resume=resume)
+        assert first.run is None
+        assert "not finite" in str(first.failed)
+        assert second.failed is None
+        assert second.run is not None
+        assert second.run.rounds == 2
 
 
 def test_each_run_has_its_own_configuration(tmp_path: Path) -> None:

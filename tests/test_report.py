@@ -17,9 +17,19 @@ import numpy as np
 import pytest
 
 from fedge import report
-from fedge.report import MissingExtra, ReportError, curve, default_target, read, read_all, to_target, write_report
+from fedge.report import (
+    MissingExtra,
+    ReportError,
+    curve,
+    default_target,
+    read,
+    read_all,
+    style,
+    to_target,
+    write_report,
+)
 from fedge.report.curves import accuracy
-from fedge.report.heatmap import partition_figure
+from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.series import elapsed, megabytes, running_mean
 from fedge.report.style import _columns
 from fedge.report.tables import number
@@ -284,6 +294,18 @@ def test_ids_are_unique_and_every_reference_has_one(page: Page) -> None:
     assert pointed <= set(page.ids)
 
 
+def test_the_title_names_an_experiment_once(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", "FedAvg"), write_run(tmp_path / "b", "FedOVA")]
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"name": "digits"}))
+    text = write_report(runs, tmp_path).read_text()
+    assert "<h1>fedge report: digits</h1>" in text
+    assert "2 runs: FedAvg, FedOVA" in text
+    assert "<summary>FedOVA</summary>" in text
+    assert text.count('<td class="n">10.0</td>') == 2, "seconds"
+
+
 def test_the_page_says_what_it_should(page: Page) -> None:
     for words in (
         "8 of 20, unfinished",
@@ -328,12 +350,27 @@ def test_options_out_of_range_are_refused(tmp_path: Path) -> None:
 # Figures
 
 
-def test_accuracy_is_drawn_in_percent_and_training_dashed(tmp_path: Path) -> None:
+def test_accuracy_is_drawn_in_percent_and_training_thin(tmp_path: Path) -> None:
     run = read(write_run(tmp_path / "run", train=True))
     test, train = accuracy([run]).axes[0].get_lines()
     assert np.asarray(test.get_ydata()) == pytest.approx([100 * y for y in curve(run, "test_accuracy").y])
-    assert train.get_linestyle() == "--"
+    assert train.get_linewidth() < test.get_linewidth()
     assert train.get_color() == test.get_color()
+
+
+def test_curves_on_top_of_each_other_are_told_apart(tmp_path: Path) -> None:
+    runs = read_all([write_run(tmp_path / f"run{at}", f"run {at}") for at in range(7)])
+    lines = accuracy(runs).axes[0].get_lines()
+    assert len({repr(line._dash_pattern) for line in lines[:7]}) == 7  # type: ignore[attr-defined]
+    assert len({(style.colour(at), style.stroke(at)) for at in range(56)}) == 56
+
+
+@pytest.mark.parametrize(("lowest", "scale"), [(0.69, 60), (0.7, 70), (1.0, 90), (0.04, 0)])
+def test_class_accuracy_is_coloured_from_the_ten_below_the_lowest(tmp_path: Path, lowest: float, scale: int) -> None:
+    run = read(bare_run(tmp_path / "run", [{"round": 1, "test_class_accuracy": [None, lowest, 1.0]}]))
+    axes = class_accuracy([run]).axes[0]
+    assert axes.get_images()[0].get_clim() == (scale, 100)
+    assert [text.get_text() for text in axes.texts] == [f"{100 * lowest:.0f}", "100"]
 
 
 def test_figures_leave_pyplot_alone(page: Page) -> None:

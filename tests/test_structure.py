@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         "partition",
         "models",
         "federation",
+        "engine",
         "algorithms",
         "train",
         "run",
