@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+CLOSE = 0.75  # of 1; below it the "nearest" word is often an unrelated one
+
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
@@ -34,7 +36,7 @@ def at_least_one(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        none = ", or None for all examples in one batch" if optional else ""
+        none = ', or None ("none" in a file) for all examples in one batch' if optional else ""
         raise ValueError(f"{name} is {value!r}, it must be a whole number of at least 1{none}")
 
 
@@ -47,5 +49,5 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
 
 def nearest(word: Any, known: Iterable[str]) -> str:
     """' (did you mean ...?)', or nothing when no known word is close."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=CLOSE)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -28,3 +28,7 @@ class Boards(Watch):
     def end(self, label: str, progress: Progress, run: Run[Any]) -> None:
         self._boards[label].close()
         self._shown.end(label, progress, run)
+
+    def fail(self, label: str, progress: Progress, reason: str) -> None:
+        self._boards[label].close()
+        self._shown.fail(label, progress, reason)

@@ -16,7 +16,7 @@ from fedge.experiment import ExperimentError, load_federation
 from fedge.federation import Federation
 from fedge.report import partition_figure
 
-CLIENTS = 20  # in the picture made of letters
+CLIENTS = 20  # rows of the picture made of letters, unless more are asked for
 SHADES = (None, "on grey19", "on blue", "on dark_cyan", "on green4", "on dark_goldenrod")
 
 partition_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at who holds which examples.")
@@ -39,6 +39,7 @@ def show(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as partition.labels=1. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the heat map: .png, .svg or .pdf.")] = None,
+    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Show the first N clients.")] = CLIENTS,
     json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
     """Show how an experiment deals its examples out, without training.
@@ -55,7 +56,7 @@ def show(
     if json:
         typer.echo(to_json(found | {"labels": federation.label_counts().tolist()}))
         return
-    _print(Console(), federation, found, out)
+    _print(Console(), federation, found, out, clients)
 
 
 def statistics(federation: Federation) -> dict[str, Any]:
@@ -82,32 +83,35 @@ def _draw(federation: Federation, out: Path) -> None:
         figure.savefig(out, dpi=200)
     except ValueError as error:  # matplotlib's word for an ending that it cannot write
         raise ExperimentError(f"cannot write {out}: {error}") from error
+    except OSError as error:
+        raise ExperimentError(f"cannot write {out}: {error.strerror or error}; choose another place") from error
 
 
-def _print(console: Console, federation: Federation, found: dict[str, Any], out: Path | None) -> None:
+def _print(console: Console, federation: Federation, found: dict[str, Any], out: Path | None, rows: int) -> None:
     console.print(f"{found['clients']} clients, {found['examples']} examples, {found['classes']} labels")
     for name in ("examples", "labels"):
         low, middle, high = found[f"{name}_per_client"].values()
         console.print(f"{name} a client: min {low}, median {middle:g}, max {high}")
     console.print()
-    for line in heat_map(federation, console.width):
+    for line in heat_map(federation, console.width, rows):
         console.print(line)
+    if rows < federation.clients:
+        note = f"The first {rows} of {federation.clients} clients; --clients {federation.clients} shows all."
+        console.print(note, style="dim", highlight=False)
     if out is not None:
         console.print(f"\nPicture  {out}", soft_wrap=True, markup=False, highlight=False)
 
 
-def heat_map(federation: Federation, width: int) -> list[Text]:
+def heat_map(federation: Federation, width: int, rows: int = CLIENTS) -> list[Text]:
     """The first clients down, labels across, examples as numbers on a shade; a dot is none."""
-    counts = federation.label_counts()[:CLIENTS].tolist()
+    counts = federation.label_counts()[:rows].tolist()
     names = list(federation.data.names) or [str(label) for label in range(federation.data.classes)]
     wide = max(3, *(len(str(count)) + 1 for row in counts for count in row))
     fits = max(1, (width - 12) // wide)
     most = max(max(row) for row in counts)
     head = Text(f"{'label':>10}  ", "bold") + Text("".join(f"{name[: wide - 1]:>{wide}}" for name in names[:fits]))
     lines = [head, *(_line(client, row[:fits], wide, most) for client, row in enumerate(counts))]
-    left = [f"{federation.clients - CLIENTS} more clients"] if federation.clients > CLIENTS else []
-    left += [f"{len(names) - fits} more labels"] if len(names) > fits else []
-    return [*lines, Text(f"... and {', '.join(left)}", "dim")] if left else lines
+    return [*lines, Text(f"... and {len(names) - fits} more labels", "dim")] if len(names) > fits else lines
 
 
 def _line(client: int, row: list[int], wide: int, most: int) -> Text:

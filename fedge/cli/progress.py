@@ -39,11 +39,15 @@ class Lines(Display):
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._seen: set[str] = set()  # runs that had a round
 
     def begin(self, label: str, progress: Progress) -> None:
         self._console.out(f"{label}: {progress.rounds} rounds", highlight=False)
 
     def round(self, label: str, progress: Progress, record: Record) -> None:
+        if record.get("round", 1) > 1 and label not in self._seen:
+            self._console.out(f"{label}: {_resumed(record)}", highlight=False)
+        self._seen.add(label)
         tenths = [10 * done // progress.rounds for done in (progress.round - 1, progress.round)]
         if tenths[0] != tenths[1]:
             self._console.out(f"{label}: round {', '.join(filter(None, _cells(progress)))}", highlight=False)
@@ -51,6 +55,9 @@ class Lines(Display):
     def end(self, label: str, progress: Progress, run: Run[Any]) -> None:
         if progress.pace is None and not run.stopped:
             self._console.out(f"{label}: was already finished", highlight=False)
+
+    def fail(self, label: str, progress: Progress, reason: str) -> None:
+        self._console.out(f"{label}: failed: {reason}", highlight=False)
 
 
 class Live(Display):
@@ -67,6 +74,7 @@ class Live(Display):
             *cells,
             console=console,
         )
+        self._seen: set[str] = set()  # runs that had a round
         self._tasks: dict[str, TaskID] = {
             label: self._bars.add_task(label, total=None, start=False, **_fields(["waiting"])) for label in labels
         }
@@ -85,17 +93,28 @@ class Live(Display):
         self._show(label, progress, ["starting"])
 
     def round(self, label: str, progress: Progress, record: Record) -> None:
+        if record.get("round", 1) > 1 and label not in self._seen:
+            self._bars.console.print(f"{label}: {_resumed(record)}", markup=False, highlight=False)
+        self._seen.add(label)
         self._show(label, progress, _cells(progress))
 
     def end(self, label: str, progress: Progress, run: Run[Any]) -> None:
         *cells, _ = _cells(progress)
         self._show(label, progress, [*cells, "stopped" if run.stopped else "done"])
 
+    def fail(self, label: str, progress: Progress, reason: str) -> None:
+        self._show(label, progress, [f"{progress.round}/{progress.rounds}", "failed"])
+
     def stopping(self) -> None:
         self._bars.console.print(STOPPING, highlight=False)
 
     def _show(self, label: str, progress: Progress, cells: Sequence[str]) -> None:
         self._bars.update(self._tasks[label], total=progress.rounds, completed=progress.round, **_fields(cells))
+
+
+def _resumed(record: Record) -> str:
+    """Said at the first round, for only then is it known of which round the checkpoint was."""
+    return f"going on after round {record['round'] - 1}"
 
 
 def _cells(progress: Progress) -> list[str]:

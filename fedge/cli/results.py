@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -10,18 +11,29 @@ from rich.table import Table
 
 from fedge.cli.text import megabytes, percent
 from fedge.experiment import Outcome
+from fedge.experiment.folders import records
 from fedge.report import default_target, read_all, to_target
 
 Row = dict[str, Any]
+FAILED: Row = dict.fromkeys(["final_accuracy", "best_accuracy", "up_bytes", "down_bytes", "seconds"])
+NOTHING = "–"
+
+
+def with_rounds(outcomes: Sequence[Outcome]) -> list[Path]:
+    """The folders that a report can be made of: a run may fail in its first round."""
+    return [outcome.folder for outcome in outcomes if outcome.run is not None or records(outcome.folder)]
 
 
 def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], float | None]:
     """One summary a run, with what it took to the target, and the target (by default the report's)."""
-    runs = read_all([outcome.folder for outcome in outcomes])
+    folders = with_rounds(outcomes)
+    runs = read_all(folders) if folders else []
     goal = default_target(runs) if target is None else target
+    read = {run.path: run for run in runs}
     found = [_row(outcome) for outcome in outcomes]
-    for row, run in zip(found, runs, strict=True):
-        reached = None if goal is None else to_target(run, goal)
+    for row, outcome in zip(found, outcomes, strict=True):
+        run = read.get(outcome.folder.resolve())
+        reached = None if goal is None or run is None else to_target(run, goal)
         row["rounds_to_target"] = None if reached is None else reached.round
         row["megabytes_to_target"] = None if reached is None else reached.megabytes
     return found, goal
@@ -29,17 +41,28 @@ def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], 
 
 def _row(outcome: Outcome) -> Row:
     run = outcome.run
-    return {"label": outcome.label, "folder": str(outcome.folder), "stopped": run.stopped, **run.summary()}
+    if run is None:
+        summary = {"rounds": len(records(outcome.folder)), **FAILED}
+    else:
+        summary = run.summary()
+    stopped = run is not None and run.stopped
+    return {
+        "label": outcome.label,
+        "folder": str(outcome.folder),
+        "stopped": stopped,
+        "failed": outcome.failed,
+        **summary,
+    }
 
 
 def table(found: Sequence[Row], goal: float | None) -> Table:
-    """Algorithms down, results across."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), show_edge=False)
+    """Algorithms down, results across; narrow, so that a name of 22 letters fits into 80 columns."""
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     shown.add_column("algorithm", overflow="fold", min_width=9)
-    head = ["rounds", "final\nacc. %", "best\nacc. %", "MB\nup", "MB\ndown"]
+    head = ["rounds", "final\nacc %", "best\nacc %", "MB\nup", "MB\ndown"]
     if goal is not None:
-        head += [f"rounds\nto {100 * goal:.3g} %", f"MB\nto {100 * goal:.3g} %"]
-    for title in [*head, "seconds"]:
+        head += [f"rounds\nto {100 * goal:.3g}%", f"MB\nto {100 * goal:.3g}%"]
+    for title in [*head, "time\ns"]:
         shown.add_column(title, justify="right", no_wrap=True)
     for row in found:
         shown.add_row(*_cells(row, goal is not None))
@@ -47,9 +70,24 @@ def table(found: Sequence[Row], goal: float | None) -> Table:
 
 
 def _cells(row: Row, goal: bool) -> list[str]:
+    if row["failed"]:
+        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (6 if goal else 4)]
     cells = [row["label"], str(row["rounds"]), percent(row["final_accuracy"]), percent(row["best_accuracy"])]
     cells += [megabytes(row["up_bytes"] / 1e6), megabytes(row["down_bytes"] / 1e6)]
     if goal:
         rounds, moved = row["rounds_to_target"], row["megabytes_to_target"]
-        cells += ["–", "–"] if rounds is None else [str(rounds), megabytes(moved)]
+        cells += [NOTHING, NOTHING] if rounds is None else [str(rounds), megabytes(moved)]
     return [*cells, f"{row['seconds']:.1f}"]
+
+
+def note(found: Sequence[Row]) -> str:
+    """What "final" is, said under the table."""
+    over = sorted({row["final_rounds"] for row in found if not row["failed"]})
+    if not over or over == [1]:
+        return "final: the last round" if over else ""
+    return f"final: mean of the last {' or '.join(map(str, over))} rounds"
+
+
+def failures(found: Sequence[Row]) -> Iterator[str]:
+    """Why, one line a run."""
+    return (f"{row['label']} failed: {row['failed']}" for row in found if row["failed"])

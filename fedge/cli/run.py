@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from fedge.cli.board import Boards
-from fedge.cli.errors import INTERRUPTED, one_line
+from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display, Lines, Live
-from fedge.cli.results import rows, table
+from fedge.cli.results import failures, note, rows, table, with_rounds
 from fedge.cli.text import to_json
 from fedge.experiment import Outcome, Plan, Watch, build, compare, plan
 from fedge.report import MissingExtra, headline, write_report
@@ -59,6 +59,8 @@ def run(
         found = _finish(job, outcomes, console, report, tensorboard)
     if json:
         typer.echo(to_json(found))
+    if any(outcome.failed for outcome in outcomes):
+        raise typer.Exit(FAILED)
 
 
 def _check_extras(tensorboard: bool) -> None:
@@ -78,7 +80,7 @@ def _train(job: Plan, console: Console, tensorboard: bool, again: str) -> list[O
             )
     except KeyboardInterrupt:
         raise _stopped("Ended at once. The last checkpoints are", job, again) from None
-    if len(outcomes) < len(job.experiment.labels) or outcomes[-1].run.stopped:
+    if len(outcomes) < len(job.experiment.labels) or any(one.run is not None and one.run.stopped for one in outcomes):
         raise _stopped("Stopped. The checkpoints are", job, again)
     return outcomes
 
@@ -105,8 +107,10 @@ def _finish(
     job: Plan, outcomes: Sequence[Outcome], console: Console, report: bool, tensorboard: bool
 ) -> dict[str, Any]:
     found, goal = rows(outcomes, job.experiment.target)
-    for line in ("", table(found, goal), ""):
+    for line in ("", table(found, goal), note(found), ""):
         console.print(line)
+    for line in failures(found):
+        fail(line, FAILED)
     written = _report(outcomes, job.folder, goal, console) if report else {}
     if tensorboard:
         say(console, f"TensorBoard  tensorboard --logdir {shlex.quote(str(job.folder))}")
@@ -114,7 +118,10 @@ def _finish(
 
 
 def _report(outcomes: Sequence[Outcome], folder: Path, goal: float | None, console: Console) -> dict[str, str]:
-    runs = [outcome.folder for outcome in outcomes]
+    runs = with_rounds(outcomes)
+    if not runs:
+        say(console, "No report was written: no algorithm has a round")
+        return {}
     try:
         page = write_report(runs, folder, goal)
         picture = headline(runs, folder / PICTURE)

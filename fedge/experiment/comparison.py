@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedge import toml
 from fedge.core import Algorithm
+from fedge.engine import TooFewReplies
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.folders import EXPERIMENT_FILE, records, slug
 from fedge.experiment.meter import Meter, Progress
@@ -28,14 +29,17 @@ class Watch:
 
     def end(self, label: str, progress: Progress, run: Run[Any]) -> None: ...
 
+    def fail(self, label: str, progress: Progress, reason: str) -> None: ...
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended, by itself or because it was stopped."""
+    """A run that ended: by itself, because it was stopped, or because it diverged."""
 
     label: str
     folder: Path
-    run: Run[Any]
+    run: Run[Any] | None  # None: it failed
+    failed: str | None = None  # why, in one line
 
 
 def compare(
@@ -49,20 +53,15 @@ def compare(
 ) -> list[Outcome]:
     """Run every algorithm into out/<label>/; stops after the phase in which `stop` says so.
 
-    With `resume` finished runs are only read, started ones go on from their checkpoint, and the others begin.
+    With `resume` finished runs are only read, started ones go on from their checkpoint, and the others begin. An
+    algorithm that diverges is an outcome that says why, and the others go on.
     """
     setup = build(experiment) if setup is None else setup
     job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup)
     if not resume:
         job.write_experiment()
-    outcomes: list[Outcome] = []
-    for label, algorithm in setup.algorithms.items():
-        if stop():
-            break
-        outcomes.append(job.run(label, algorithm))
-        if resume and len(outcomes) == 1:
-            job.write_experiment()  # only now is it known that it belongs here
-    return outcomes
+        return list(job.outcomes())
+    return job.resumed()
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,37 @@ class _Job:
     stop: Callable[[], bool]
     setup: Setup
 
+    def outcomes(self) -> Iterator[Outcome]:
+        for label, algorithm in self.setup.algorithms.items():
+            if self.stop():
+                return
+            yield self.run(label, algorithm)
+
+    def resumed(self) -> list[Outcome]:
+        """The folder's experiment becomes this one when its first run goes on, and stays what it was if any cannot."""
+        path, found = self.out / EXPERIMENT_FILE, list[Outcome]()
+        before = path.read_text("utf-8") if path.is_file() else None
+        try:
+            for outcome in self.outcomes():
+                found.append(outcome)
+                if len(found) == 1:
+                    self.write_experiment()
+        except RunFolderError:
+            if before is not None:
+                self._write(before)
+            raise
+        return found
+
     def run(self, label: str, algorithm: Algorithm[Any]) -> Outcome:
         folder = self.out / slug(label)
         meter = Meter(self.experiment.train["rounds"], records(folder) if self.resume else ())
         self.watch.begin(label, meter.progress)
-        run = self._train(label, algorithm, folder, lambda record: self.watch.round(label, meter(record), record))
+        try:
+            run = self._train(label, algorithm, folder, lambda record: self.watch.round(label, meter(record), record))
+        except TooFewReplies as error:  # of this algorithm alone
+            reason = " ".join(str(error).split())
+            self.watch.fail(label, meter.progress, reason)
+            return Outcome(label, folder, None, reason)
         self.watch.end(label, meter.total(run.history), run)
         return Outcome(label, folder, run)
 
@@ -104,11 +129,14 @@ class _Job:
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""
+        self._write(toml.dump(self.experiment.table()))
+
+    def _write(self, text: str) -> None:
         path = self.out / EXPERIMENT_FILE
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{path.name}.tmp")
-            part.write_text(toml.dump(self.experiment.table()), "utf-8")
+            part.write_text(text, "utf-8")
             part.replace(path)
         except OSError as error:
             raise ExperimentError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, unknown
 from fedge.experiment.folders import slug
-from fedge.experiment.parsing import algorithm_tables, distinct_labels
+from fedge.experiment.labels import distinct_labels
+from fedge.experiment.parsing import Experiment, algorithm_tables
 from fedge.experiment.parts import ALGORITHM, PARTS, Part
 
 CHOOSERS = ("kind", "name")
@@ -31,8 +34,30 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> Table:
         if path[0] == "algorithm" and len(path) > 1:
             _set_algorithm(found, path[1:], value)
         else:
+            _check_table(found, path)
             _set(found, path, value, PARTS.get(path[0]))
     return found
+
+
+def _check_table(tables: Table, path: list[str]) -> None:
+    """`rounds` alone is no key; the table that has such a field is named."""
+    known = [field.name for field in dataclasses.fields(Experiment)]
+    if path[0] in known or nearest(path[0], known):
+        return  # fine, or a typo that the check of the whole experiment names
+    if owners := [table for table in known if path[-1] in _fields(tables, table)]:
+        full = " or ".join(f"{table}.{path[-1]}" for table in owners)
+        raise ExperimentError(f"--set {'.'.join(path)}: unknown key {path[0]!r} (did you mean {full}?)")
+
+
+def _fields(tables: Table, name: str) -> list[str]:
+    """The fields that a table of this experiment can have."""
+    table = tables.get(name, {})
+    if name == "algorithm":
+        return [key for one in algorithm_tables(tables) for inner in _nested(one) for key in _known(inner)]
+    part = PARTS.get(name)
+    if part is None or (part.key is not None and table.get(part.key) not in part.choices):
+        return []
+    return [one.name for one in part.fields(table, name).values() if one.plain and one.name not in part.derived]
 
 
 def _split(setting: str) -> tuple[list[str], Any]:
@@ -100,11 +125,14 @@ def _addressed(algorithms: list[Table], word: str) -> list[Table]:
 
 def _owner(table: Any, path: list[str]) -> Table | None:
     """The table itself, or the one inside it, that has the field."""
+    return next((one for one in _nested(table) if path[0] in _known(one)), None)
+
+
+def _nested(table: Any) -> Iterator[Table]:
+    """An algorithm, the one inside it, the one inside that."""
     while isinstance(table, dict):
-        if path[0] in _known(table):
-            return table
+        yield table
         table = table.get("inner")
-    return None
 
 
 def _known(table: Table) -> list[str]:

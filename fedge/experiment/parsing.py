@@ -11,6 +11,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table, resolve, unknown
 from fedge.experiment.fields import fields_of as fields
 from fedge.experiment.folders import slug
+from fedge.experiment.labels import distinct_labels, place
 from fedge.experiment.parts import ALGORITHM, DATA, MODEL, PARTITION, TRAIN, wraps
 
 
@@ -86,11 +87,6 @@ def algorithm_tables(tables: Mapping[str, Any]) -> list[Table]:
     return [check_table(one, "algorithm") for one in found]
 
 
-def place(position: int, table: Mapping[str, Any]) -> str:
-    """Where an algorithm stands, as errors name it; positions count from 1."""
-    return f"algorithm {position} ({table['name']})" if "name" in table else f"algorithm {position}"
-
-
 def _table(tables: Mapping[str, Any], key: str) -> Table:
     return check_table(tables.get(key, {}), key)
 
@@ -131,24 +127,3 @@ def _algorithm(table: Table, where: str, besides: Sequence[str] = ()) -> Table:
 
 def inside(where: str, inner: Mapping[str, Any]) -> str:
     return f"{where}, inner ({inner['name']})" if "name" in inner else f"{where}, inner"
-
-
-def distinct_labels(tables: Sequence[Table]) -> list[str]:
-    """Labels that stay different as folder names: a second `FedAvg` is `FedAvg 2`."""
-    labels: list[str] = []
-    for position, table in enumerate(tables, 1):
-        wanted = table.get("label", table.get("name", ""))
-        if not isinstance(wanted, str) or (table.get("label") is not None and not slug(wanted)):
-            where = place(position, table)
-            raise ExperimentError(f"{where}: label is {wanted!r}, expected a string with a letter or a digit")
-        labels.append(_free(wanted, labels))
-    return labels
-
-
-def _free(label: str, taken: Sequence[str]) -> str:
-    slugs = {slug(one) for one in taken}
-    number, found = 1, label
-    while slug(found) in slugs:
-        number += 1
-        found = f"{label} {number}"
-    return found

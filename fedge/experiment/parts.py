@@ -11,7 +11,7 @@ from fedge.algorithms import ALGORITHMS
 from fedge.checks import choice
 from fedge.data import load
 from fedge.experiment.errors import ExperimentError
-from fedge.experiment.fields import Field, Table, fields_of, resolve
+from fedge.experiment.fields import Field, Required, Table, fields_of, resolve
 from fedge.models import MODELS
 from fedge.train import train
 
@@ -31,12 +31,23 @@ class Part:
         if self.key is None:
             return next(iter(self.choices.values()))
         if self.key not in table:
-            raise ExperimentError(f"{where}: {self.key} is missing, expected one of {', '.join(self.choices)}")
+            raise ExperimentError(f"{where}: {self.key} is missing, expected one of {', '.join(self.offered)}")
+        chosen = table[self.key]
+        if isinstance(chosen, str) and chosen in self.choices:
+            return self.choices[chosen]
         try:
-            choice(self.key, table[self.key], self.choices)
+            choice(self.key, chosen, self.offered)
         except ValueError as error:
             raise ExperimentError(f"{where}: {error}") from None
-        return self.choices[table[self.key]]
+        raise AssertionError  # what is offered is among the choices
+
+    @property
+    def offered(self) -> list[str]:
+        """The choices that a file can use: `by_group` needs an array."""
+        return [name for name, made in self.choices.items() if all(map(self._spelt, fields_of(made).values()))]
+
+    def _spelt(self, field: Field) -> bool:
+        return field.plain or field.default is not Required or field.name in self.derived
 
     def fields(self, table: Mapping[str, Any], where: str) -> dict[str, Field]:
         return fields_of(self.chosen(table, where))

@@ -33,7 +33,7 @@ def read(file: Path | None = None) -> Table:
     if file is None:
         return tomllib.loads(resources.files("fedge").joinpath("default.toml").read_text("utf-8"))
     try:
-        return tomllib.loads(file.read_text("utf-8-sig"))
+        found = tomllib.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise ExperimentError(f"there is no file {file}: name an experiment file, or none for the default") from None
     except IsADirectoryError:
@@ -41,7 +41,14 @@ def read(file: Path | None = None) -> Table:
     except OSError as error:
         raise ExperimentError(f"cannot read {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"{file} is not TOML: {error}") from error
+        twice = str(error).startswith("Cannot declare ('algorithm',) twice")
+        hint = "; write [[algorithm]], in two brackets, for each of several algorithms" if twice else ""
+        raise ExperimentError(f"{file} is not TOML: {error}{hint}") from error
+    if not any(isinstance(value, dict | list) for value in found.values()):
+        raise ExperimentError(
+            f"{file} has no tables: an experiment needs [data], [partition], [model], [train] and [[algorithm]]"
+        )
+    return found
 
 
 def load(file: Path | str | None = None, settings: Sequence[str] = ()) -> Experiment:

@@ -16,7 +16,8 @@ from fedge.data import Data, load
 from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
 from fedge.experiment.fields import Table, fields_of
-from fedge.experiment.parsing import Experiment, inside, place
+from fedge.experiment.labels import place
+from fedge.experiment.parsing import Experiment, inside
 from fedge.experiment.parts import ALGORITHM, MODEL, PARTITION, wraps
 from fedge.federation import Federation
 from fedge.train import cohorts

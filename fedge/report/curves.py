@@ -16,6 +16,7 @@ from fedge.report.series import Against, Curve, curve, running_mean
 
 Measure = Literal["accuracy", "loss"]
 NOISY = 60  # points; a longer curve is drawn thin, under its running mean
+THICK, THIN = 1.8, 0.8  # points
 LOG_RATIO = 50.0  # largest loss over smallest, from which a linear axis shows one of them only
 X_LABEL: dict[Against, str] = {
     "rounds": "round",
@@ -26,12 +27,12 @@ Y_LABEL: dict[Measure, str] = {"accuracy": "test accuracy (%)", "loss": "test lo
 
 
 def accuracy(runs: Sequence[RunFolder], against: Against = "rounds", target: float | None = None) -> Figure:
-    """Test accuracy of all runs, in percent; training accuracy dashed, where there is one."""
+    """Test accuracy of all runs, in percent; training accuracy thin, where there is one."""
     return _one(runs, "accuracy", against, target)
 
 
 def loss(runs: Sequence[RunFolder], against: Against = "rounds") -> Figure:
-    """Test loss of all runs; training loss dashed, where there is one."""
+    """Test loss of all runs; training loss thin, where there is one."""
     return _one(runs, "loss", against, None)
 
 
@@ -80,12 +81,12 @@ def _test(axes: Axes, points: Curve, at: int) -> None:
         axes.plot(points.x, y, color=colour, linewidth=0.7, alpha=0.35)
         y = running_mean(y)
     marker = "o" if len(y) == 1 else ""
-    axes.plot(points.x, y, stroke, color=colour, linewidth=1.8, marker=marker, markersize=4)
+    axes.plot(points.x, y, linestyle=stroke, color=colour, linewidth=THICK, marker=marker, markersize=4)
 
 
 def _train(axes: Axes, points: Curve, at: int) -> None:
     y = running_mean(points.y) if len(points.y) > NOISY else points.y
-    axes.plot(points.x, y, "--", color=style.colour(at), linewidth=0.9)
+    axes.plot(points.x, y, linestyle=style.stroke(at), color=style.colour(at), linewidth=THIN)
 
 
 def _mark(axes: Axes, target: float) -> None:
@@ -116,10 +117,10 @@ def _scale(axes: Axes, measure: Measure) -> None:
 
 def _legend(figure: Figure, runs: Sequence[RunFolder], measure: Measure, train: bool) -> None:
     handles = [
-        Line2D([], [], color=style.colour(at), linestyle=style.stroke(at), linewidth=1.8) for at in range(len(runs))
+        Line2D([], [], color=style.colour(at), linestyle=style.stroke(at), linewidth=THICK) for at in range(len(runs))
     ]
     labels = [run.label for run in runs]
     if train and any(curve(run, f"train_{measure}").y for run in runs):
-        handles.append(Line2D([], [], color="0.3", linestyle="--", linewidth=0.9))
+        handles.append(Line2D([], [], color="0.3", linewidth=THIN))
         labels.append("on training data")
     style.legend(figure, handles, labels)

@@ -58,13 +58,19 @@ def class_accuracy(runs: Sequence[RunFolder]) -> Figure:
         table[row, : len(values)] = [math.nan if v is None else 100 * v for v in values]
     figure = style.figure(style.SIZE[0], 1.5 + 0.36 * len(found))
     axes = figure.subplots()
-    image = _image(axes, table, 0, 100)
+    image = _image(axes, table, _ten_below(table), 100)
     _write_numbers(axes, image, table)
     _class_ticks(axes, "x", classes, _names(runs), TICKS)
     axes.set_yticks(range(len(found)), [_wrapped(run.label) for run, _ in found])
     axes.set_xlabel("class", fontsize=style.TEXT)
     _colour_bar(figure, image, [axes], "accuracy (%)")
     return figure
+
+
+def _ten_below(table: Any) -> float:
+    """The lowest percentage rounded down to a ten: a scale from 0 would show good runs in one colour."""
+    low = float(np.nanmin(table)) if not np.isnan(table).all() else 0.0
+    return min(10.0 * math.floor(low / 10), 90.0)
 
 
 def _table(counts: Sequence[Sequence[int]]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -145,5 +151,5 @@ def _colour_bar(figure: Figure, image: AxesImage, rows: Sequence[Axes], text: st
     bar = figure.colorbar(image, ax=rows, pad=0.02, fraction=0.05, aspect=24)
     bar.set_label(text, fontsize=style.TEXT)
     bar.ax.tick_params(labelsize=style.SMALL, color="0.6")
-    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     bar.outline.set_visible(False)

@@ -27,7 +27,7 @@ Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each
 
 def page(runs: Sequence[RunFolder], drawn: Drawn, target: float | None) -> str:
     """The whole page."""
-    names = ", ".join(run.name for run in runs)
+    names = ", ".join(dict.fromkeys(run.name for run in runs))
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     return Template(TEMPLATE.read_text("utf-8")).substitute(
         title=escape(f"fedge report: {names}"),
@@ -109,10 +109,7 @@ def _dropouts(runs: Sequence[RunFolder]) -> Iterator[str]:
 
 def _configuration(run: RunFolder) -> str:
     source = run.source.strip() or "config.toml is not there"
-    return (
-        f"<details>\n<summary>{escape(run.label)}: {escape(run.name)}</summary>\n"
-        f"<pre>{escape(source)}</pre>\n</details>"
-    )
+    return f"<details>\n<summary>{escape(run.label)}</summary>\n<pre>{escape(source)}</pre>\n</details>"
 
 
 def _versions(runs: Sequence[RunFolder]) -> str:

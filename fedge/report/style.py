@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -23,8 +22,18 @@ PALETTE = (
     "#000000",
     "#8A8A8A",
 )
-Stroke = Literal["-", "-.", ":"]
-STROKES: tuple[Stroke, ...] = ("-", "-.", ":")
+Stroke = tuple[float, tuple[float, ...]]  # an offset, and the lengths of dashes and gaps in widths of the line
+# Every run has its own besides its colour, so that curves which lie on top of each other are both seen. As many as
+# there are colours less one: the pairs repeat only after 56 runs.
+STROKES: tuple[Stroke, ...] = (
+    (0, ()),
+    (0, (5, 1.6)),
+    (0, (1.2, 1.8)),
+    (0, (5, 1.4, 1.2, 1.4)),
+    (0, (9, 2)),
+    (0, (5, 1.4, 1.2, 1.4, 1.2, 1.4)),
+    (0, (2.5, 1.5)),
+)
 SIZE = (6.0, 3.7)  # inches
 TEXT, SMALL = 10.0, 9.0  # points
 LEGEND_CHARACTERS = 13.5  # that fit in one inch of legend, at SMALL
@@ -41,8 +50,7 @@ def colour(at: int) -> str:
 
 
 def stroke(at: int) -> Stroke:
-    """Solid for as many runs as there are colours, then dash-dotted, then dotted."""
-    return STROKES[at // len(PALETTE) % len(STROKES)]
+    return STROKES[at % len(STROKES)]
 
 
 def plain(text: object) -> str:
@@ -81,7 +89,7 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
         ncols=columns,
         fontsize=SMALL,
         frameon=False,
-        handlelength=1.8,
+        handlelength=3.0,
         columnspacing=1.4,
     )
 
@@ -90,6 +98,6 @@ def _columns(lengths: Sequence[int], room: float) -> int:
     """The fewest rows that fit, and then the fewest columns; a legend fills column by column."""
     for rows in range(1, len(lengths)):
         columns = [max(lengths[at : at + rows]) for at in range(0, len(lengths), rows)]
-        if sum(columns) + 6 * len(columns) <= room:
+        if sum(columns) + 8 * len(columns) <= room:
             return len(columns)
     return 1

@@ -58,21 +58,21 @@ def _columns(target: float | None) -> list[Column]:
         ("MB up", lambda run: number(megabytes(run, "up"))),
         ("MB down", lambda run: number(megabytes(run, "down"))),
         ("MB in total", lambda run: number(megabytes(run, "up") + megabytes(run, "down"))),
-        ("seconds", lambda run: number((elapsed(run, "seconds") or [0.0])[-1])),
+        ("seconds", lambda run: seconds((elapsed(run, "seconds") or [0.0])[-1])),
     ]
     return columns if target is None else columns + _target_columns(target)
 
 
 def _target_columns(target: float) -> list[Column]:
-    def taken(run: RunFolder, at: int) -> Cell:
+    def taken(run: RunFolder, at: int, text: Callable[[float], str] = number) -> Cell:
         found = to_target(run, target)
-        return None if found is None else number(found[at])
+        return None if found is None else text(found[at])
 
     goal = f"to {100 * target:.4g}\u00a0%"
     return [
         (f"rounds {goal}", lambda run: taken(run, 0)),
         (f"MB {goal}", lambda run: taken(run, 1)),
-        (f"seconds {goal}", lambda run: taken(run, 2)),
+        (f"seconds {goal}", lambda run: taken(run, 2, seconds)),
     ]
 
 
@@ -115,6 +115,11 @@ def _text(value: object) -> Cell:
 
 def percent(fraction: object) -> Cell:
     return f"{100 * fraction:.1f}" if is_number(fraction) else None
+
+
+def seconds(value: float) -> str:
+    """One digit after the point, as `fedge run` prints them: 0.4, 12.3, 12,345.0."""
+    return f"{value:,.1f}"
 
 
 def number(value: float) -> str:

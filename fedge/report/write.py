@@ -85,11 +85,12 @@ def _save_png(figure: Figure, path: Path) -> Path:
 
 def _replace(path: Path, content: bytes) -> Path:
     """Write all or nothing: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         os.replace(part, path)
-    finally:
+    except OSError as error:
         part.unlink(missing_ok=True)
+        raise ReportError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return path
