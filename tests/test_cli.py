@@ -158,6 +158,12 @@ def test_tensorboard_logs_every_run(here: Path) -> None:
         (["none.toml"], "there is no file none.toml"),
         (["."], "is a folder, expected an experiment file"),
         (["broken.toml"], "broken.toml is not TOML: Invalid value (at line 2, column 10)"),
+        (["empty.toml"], "empty.toml has no tables: an experiment needs [data], [partition], [model], [train] and [["),
+        (
+            ["twice.toml"],
+            "twice.toml is not TOML: Cannot declare ('algorithm',) twice (at line 4, column 11); write [[",
+        ),
+        (["small.toml", "--set", "rounds=3"], "--set rounds: unknown key 'rounds' (did you mean train.rounds?)"),
         (["typo.toml"], "train: unknown key 'runds' (did you mean 'rounds'?)"),
         (["small.toml", "--set", "train.rounds=0"], "train: rounds is 0"),
         (["small.toml", "--set", "train.rounds=many"], "train: rounds is 'many', expected a whole number"),
@@ -173,6 +179,8 @@ def test_tensorboard_logs_every_run(here: Path) -> None:
 )
 def test_what_cannot_be_run_gets_one_line(here: Path, words: list[str], message: str) -> None:
     (here / "broken.toml").write_text("[train]\nrounds = \n")
+    (here / "empty.toml").write_text("# nothing yet\n")
+    (here / "twice.toml").write_text("[algorithm]\nlr = 1\n\n[algorithm]\nlr = 2\n")
     (here / "typo.toml").write_text(SMALL.replace("rounds = 3", "runds = 3"))
     before = sorted(here.iterdir())
     refused(call("run", *words), message)
@@ -205,6 +213,16 @@ def test_an_algorithm_that_diverges_does_not_end_the_others(here: Path) -> None:
     assert "is not finite" in failed["failed"]
     assert failed["final_accuracy"] is None
     assert (fine["failed"], fine["rounds"]) == (None, 2)
+
+
+def test_the_rounds_before_a_failure_are_reported(here: Path) -> None:
+    grows = ["--set", "algorithm.fedavg.lr=1", "--set", "algorithm.fedavg.weight_decay=10"]
+    result = call("run", "small.toml", "--json", "--set", "train.rounds=8", *grows)
+    assert result.exit_code == 1, result.output
+    failed = json.loads(result.stdout)["runs"][0]
+    assert 0 < failed["rounds"] < 8
+    assert failed["failed"].startswith(f"round {failed['rounds'] + 1}: ")
+    assert f"{failed['rounds']} of 8, unfinished" in (here / "runs/small/report.html").read_text()
 
 
 def test_when_all_fail_there_is_no_report(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,14 +427,18 @@ def test_live_bars_show_every_algorithm() -> None:
 
     console = Console(force_terminal=True, width=100, record=True, color_system=None)
     run: Any = type("Ended", (), {"stopped": False})
-    with progress.Live(console, ["FedAvg [x]", "Later"]) as live:
+    with progress.Live(console, ["FedAvg [x]", "Resumed", "Later"]) as live:
         live.begin("FedAvg [x]", Progress(0, 4))
         live.round("FedAvg [x]", Progress(3, 4, 0.5, 12.3, 0.02), {})
         live.stopping()
         live.end("FedAvg [x]", Progress(4, 4, 0.75, 16.0, 0.02), run)
+        live.round("Resumed", Progress(3, 4), {"round": 3})
+        live.fail("Resumed", Progress(3, 4), "diverged")
     shown = console.export_text()
     for words in ("FedAvg [x]", "4/4", "acc 75.0 %", "16.0 MB", "20 ms/round", "done", "Later", "waiting", "Stopping"):
         assert words in shown
+    assert "Resumed: going on after round 2" in shown
+    assert "failed" in shown
 
 
 def test_lines_are_about_ten(capsys: pytest.CaptureFixture[str]) -> None:
@@ -461,6 +483,8 @@ def test_report_takes_runs_and_folders_of_runs(here: Path, monkeypatch: pytest.M
         (["empty"], "empty holds no run: expected a folder that `fedge run` wrote"),
         (["runs/small", "--target", "90"], "target is 90.0, it must be above 0 and at most 1"),
         (["runs/small", "--out", "page.html"], "it must be a folder"),
+        (["runs/small", "--out", "small.toml/x"], "cannot write small.toml/x/figures"),
+        (["runs/small", "--out", "small.toml/x"], "Not a directory; choose another place"),
     ],
 )
 def test_what_cannot_be_reported_gets_one_line(here: Path, words: list[str], message: str) -> None:
@@ -480,12 +504,21 @@ def test_partition_show_counts_labels(here: Path) -> None:
         "examples a client: min 13, median 14, max 16",
         "labels a client: min 2, median 2, max 2",
         "client 19",
-        "... and 80 more clients",
+        "The first 20 of 100 clients; --clients 100 shows all.",
         "Picture  p.png",
     ):
         assert words in result.stdout
     assert (here / "p.png").read_bytes().startswith(b"\x89PNG")
     assert not (here / "runs").exists()
+
+
+def test_partition_show_takes_the_number_of_rows() -> None:
+    some = call("partition", "show", "--clients", "3").stdout
+    assert "client 2" in some
+    assert "client 3 " not in some
+    every = call("partition", "show", "--clients", "100").stdout
+    assert "client 99" in every
+    assert "shows all" not in every
 
 
 def test_partition_show_as_json() -> None:
@@ -507,7 +540,7 @@ def test_partition_show_leaves_labels_out_that_do_not_fit(monkeypatch: pytest.Mo
         (["--set", "partition.labels=11"], "partition: labels is 11 but y has 10 different labels"),
         (["--set", "partition.kind=by_group"], "partition: groups is needed, and cannot be written in a file"),
         (["--out", "p.doc"], "cannot write p.doc"),
-        (["--out", "no/p.png"], "No such file or directory"),
+        (["--out", "no/p.png"], "cannot write no/p.png: No such file or directory; choose another place"),
         (["none.toml"], "there is no file none.toml"),
     ],
 )
@@ -525,7 +558,7 @@ def test_partitions_that_cannot_be_shown_get_one_line(words: list[str], message:
         (["run"], ["--set", "--out", "--resume", "--device", "--quiet", "--json", "--tensorboard", "--no-report"]),
         (["report"], ["--out", "--target", "--open", "RUN...", "Examples"]),
         (["partition"], ["show"]),
-        (["partition", "show"], ["--set", "--out", "--json", "[data]", "Examples"]),
+        (["partition", "show"], ["--set", "--out", "--clients", "--json", "[data]", "Examples"]),
     ],
 )
 def test_help_names_everything(words: list[str], expected: list[str]) -> None:

@@ -9,16 +9,27 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
+import fedge
 from fedge.algorithms import ALGORITHMS
 from fedge.cli.app import app
+from fedge.data.catalogue import LOADERS
 from fedge.experiment import load, parse
+from fedge.experiment.fields import fields_of
+from fedge.experiment.parts import PARTS
+from fedge.experiment.values import convert
+from fedge.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("README.md")]
@@ -83,6 +94,93 @@ def test_experiment_files_parse(page: Path) -> None:
 def test_links_lead_to_files(page: Path) -> None:
     missing = [link for link in links(page) if not (page.parent / link).exists()]
     assert not missing, f"{name(page)} links to {missing}"
+
+
+# Tables
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its head."""
+    text = (ROOT / "docs" / page).read_text("utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_name_is_listed_with_its_defaults() -> None:
+    listed: dict[str, set[str]] = {}
+    for table, names, fields in rows("getting-started.md", "Names that a file can use"):
+        part = PARTS[table.strip("`[]")]
+        for one in re.findall(r"`(\w+)`", names):
+            listed.setdefault(table.strip("`[]"), set()).add(one)
+            known = fields_of(part.choices[one]) if part.key else {}
+            for field, default in re.findall(r"`(\w+) = ([^`]+)`", fields):
+                value = tomllib.loads(f"value = {default}")["value"]
+                assert known[field].default == convert(value, known[field].hint), f"{one}: {field}"
+    assert listed["algorithm"] == set(ALGORITHMS)
+    assert listed["model"] == set(MODELS)
+    assert listed["partition"] == set(PARTS["partition"].offered)
+    assert listed["data"] == set(LOADERS)
+
+
+class Choosing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out if out.sum() > 0 else -out
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn_like(super().forward(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(12, 4, num_layers=2, dropout=0.2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.rnn(x[:, None])[0][:, 0])
+
+
+def _train(model: nn.Module, x: Any = None, y: Any = None, **settings: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((60, 12)) if x is None else x
+    y = np.arange(60) % 3 if y is None else y
+    data = fedge.data.from_arrays(x, y, x, y)
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=3))
+    fedge.train(fedge.FedAvg(model, **settings), federation, rounds=1)
+
+
+NUMBERS = np.linspace(0, 1, 60)
+DIGITS = fedge.data.load("digits")
+MISTAKES: list[Callable[[], Any]] = [  # in the order of the table
+    lambda: _train(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 3))),
+    lambda: _train(Recurrent()),
+    lambda: _train(Noisy(12, 3)),
+    lambda: _train(Choosing(12, 3)),
+    lambda: _train(nn.Linear(12, 3), np.ones((60, 12), "uint8")),
+    lambda: _train(nn.Linear(12, 2)),
+    lambda: fedge.data.from_arrays(NUMBERS, [0, 2] * 30, NUMBERS, [0, 1] * 30, classes=2),
+    lambda: _train(nn.Linear(12, 1), y=NUMBERS),
+    lambda: _train(nn.Linear(12, 3), loss=nn.functional.cross_entropy),
+    lambda: _train(nn.Linear(12, 1), y=NUMBERS, loss=lambda out, y: (out - y) ** 2),
+    lambda: _train(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), lr=1e30),
+    lambda: fedge.Federation(DIGITS, [np.ones(len(DIGITS.train_y), bool)]),
+    lambda: fedge.train(
+        fedge.FedOVA(fedge.FedAvg(fedge.models.mlp())),
+        fedge.Federation(DIGITS, fedge.partition.iid(DIGITS.train_y, clients=10)),
+        rounds=1,
+    ),
+]
+
+
+MESSAGES = [row[0].strip("`") for row in rows("own-data-and-model.md", "Common errors")]
+
+
+@pytest.mark.parametrize(("message", "mistake"), list(zip(MESSAGES, MISTAKES, strict=True)))
+def test_common_errors_say_what_the_page_says(message: str, mistake: Callable[[], Any]) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
+        mistake()
+    assert str(caught.value).startswith(message)
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -137,6 +137,24 @@ def test_labels_are_made_distinct() -> None:
     assert small("algorithm.2.label=FedAvg!").labels == ["fedavg", "FedAvg! 2"], "their folders would be the same"
 
 
+def test_algorithms_of_one_name_are_labelled_by_what_differs() -> None:
+    def labels(*algorithms: dict[str, Any]) -> list[str]:
+        return parse(tomllib.loads(SMALL) | {"algorithm": list(algorithms)}).labels
+
+    one: dict[str, Any] = {"name": "fedavg"}
+    assert labels(one, one | {"lr": 0.5}) == ["fedavg lr=0.1", "fedavg lr=0.5"], "a default is a value too"
+    assert labels(one | {"batch_size": "none"}, one) == ["fedavg batch_size=none", "fedavg batch_size=15"]
+    assert labels(one | {"lr": 0.5}, one | {"lr": 0.5, "epochs": 2}, one) == [
+        "fedavg lr=0.5 epochs=5",
+        "fedavg lr=0.5 epochs=2",
+        "fedavg lr=0.1",
+    ]
+    assert labels(one, one) == ["fedavg", "fedavg 2"], "nothing differs"
+    assert labels(one, one | {"label": "mine", "lr": 0.5}) == ["fedavg", "mine"]
+    ova = [{"name": "fedova", "inner": {"name": name}} for name in ("fedavg", "fisher_lbfgs")]
+    assert labels(*ova) == ["fedova inner=fedavg", "fedova inner=fisher_lbfgs"]
+
+
 def test_a_file_without_a_name_is_named_after_itself(tmp_path: Path) -> None:
     path = tmp_path / "my study.toml"
     path.write_text(SMALL.replace('name = "small"\n', "", 1))
@@ -223,7 +241,10 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("partition.labels=2", "partition: unknown key 'labels'"),
         ("partition.clients=0", "partition: clients is 0, must be a whole number of at least 1"),
         ("partition.clients=5000", "partition: 5000 clients but only 1437 examples"),
-        ("model.name=mpl", "model: name is 'mpl' (did you mean 'mlp'?)"),
+        ("model.name=logistc", "model: name is 'logistc' (did you mean 'logistic'?)"),
+        ("model.name=mpl", "model: name is 'mpl', it must be one of ['fmnist_cnn', 'kws_cnn', 'logistic', 'mlp', 'vgg"),
+        ("partition.kind=group", "partition: kind is 'group', it must be one of ['dirichlet', 'iid', 'labels_per_"),
+        ("algorithm.1.batch_size=0", 'it must be a whole number of at least 1, or None ("none" in a file) for all'),
         ("model.outputs=3", "model: outputs follows from the rest of the experiment: leave it out"),
         ("model.hidden=[0]", "model: hidden[0] is 0, must be at least 1"),
         ("model.hidden=32", "model: hidden is 32, expected a list of whole numbers"),
@@ -250,7 +271,7 @@ def test_every_mistake_is_named(setting: str, words: str) -> None:
     ("left_out", "words"),
     [
         ('name = "digits"\n', "data: name is missing, expected a string"),
-        ('kind = "iid"\n', "partition: kind is missing, expected one of by_group, dirichlet, iid"),
+        ('kind = "iid"\n', "partition: kind is missing, expected one of dirichlet, iid, labels_per_client"),
         ("rounds = 4\n", "train: rounds is missing, expected a whole number"),
         ('name = "mlp"\n', "model: name is missing, expected one of"),
         ('name = "fedavg"\n', "algorithm 1: name is missing, expected one of fedavg"),
@@ -325,6 +346,11 @@ def test_another_kind_drops_the_fields_of_the_old_one() -> None:
         ("train.rounds.more=3", "--set train.rounds.more: rounds is 4, expected a table"),
         ("algorithm.lrr=3", "--set algorithm: unknown key 'lrr' (did you mean 'lr'?)"),
         ("algorithm.fedavgg.lr=3", "--set algorithm: unknown key 'fedavgg' (did you mean 'fedavg'?)"),
+        ("rounds=3", "--set rounds: unknown key 'rounds' (did you mean train.rounds?)"),
+        ("lr=3", "--set lr: unknown key 'lr' (did you mean algorithm.lr?)"),
+        ("seed=3", "--set seed: unknown key 'seed' (did you mean partition.seed or model.seed or train.seed?)"),
+        ("fedavg.lr=3", "--set fedavg.lr: unknown key 'fedavg' (did you mean algorithm.lr?)"),
+        ("zzz=3", "unknown key 'zzz', known are data, partition"),
         ("algorithm.3.lr=3", "--set algorithm.3: there are 2 algorithms, counted from 1"),
     ],
 )

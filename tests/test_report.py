@@ -300,6 +300,9 @@ def test_the_title_names_an_experiment_once(tmp_path: Path) -> None:
         summary = json.loads((run / "summary.json").read_text())
         (run / "summary.json").write_text(json.dumps(summary | {"name": "digits"}))
     text = write_report(runs, tmp_path).read_text()
+    (runs[0] / "summary.json").unlink()
+    (runs[0] / "config.toml").write_text(f'name = "digits"\n{CONFIG.format(algorithm="fedavg", lr=1, rounds=20)}')
+    assert read(runs[0]).name == "digits", "of an unfinished run too"
     assert "<h1>fedge report: digits</h1>" in text
     assert "2 runs: FedAvg, FedOVA" in text
     assert "<summary>FedOVA</summary>" in text

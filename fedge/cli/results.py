@@ -41,18 +41,10 @@ def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], 
 
 def _row(outcome: Outcome) -> Row:
     run = outcome.run
+    head = {"label": outcome.label, "folder": str(outcome.folder), "failed": outcome.failed}
     if run is None:
-        summary = {"rounds": len(records(outcome.folder)), **FAILED}
-    else:
-        summary = run.summary()
-    stopped = run is not None and run.stopped
-    return {
-        "label": outcome.label,
-        "folder": str(outcome.folder),
-        "stopped": stopped,
-        "failed": outcome.failed,
-        **summary,
-    }
+        return head | {"stopped": False, "rounds": len(records(outcome.folder)), **FAILED}
+    return head | {"stopped": run.stopped, **run.summary()}
 
 
 def table(found: Sequence[Row], goal: float | None) -> Table:

@@ -16,6 +16,6 @@ def load(name: str) -> Data:
     10
     """
     if name not in LOADERS:
-        nearest = difflib.get_close_matches(name, LOADERS, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(name, LOADERS, n=1, cutoff=0.75)[0]
         raise ValueError(f"unknown data set {name!r}: did you mean {nearest!r}? Known: {', '.join(LOADERS)}")
     return LOADERS[name]()

@@ -48,7 +48,7 @@ def read(path: Path | str) -> RunFolder:
     _check(folder)
     source, config = _toml(folder / "config.toml")
     summary = _json(folder / "summary.json")
-    name = str(summary.get("name") or folder.name)
+    name = str(summary.get("name") or config.get("name") or folder.name)
     return RunFolder(
         path=folder,
         name=name,

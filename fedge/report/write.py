@@ -88,9 +88,11 @@ def _replace(path: Path, content: bytes) -> Path:
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        os.replace(part, path)
+        try:
+            part.write_bytes(content)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ReportError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return path

@@ -1,0 +1,74 @@
+"""Labels of algorithms: what a file says, or else the name and what tells it from others of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.fields import Required, Table
+from fedge.experiment.folders import slug
+from fedge.experiment.parts import ALGORITHM
+from fedge.experiment.values import NONE
+
+
+def place(position: int, table: Mapping[str, Any]) -> str:
+    """Where an algorithm stands, as errors name it; positions count from 1."""
+    return f"algorithm {position} ({table['name']})" if "name" in table else f"algorithm {position}"
+
+
+def distinct_labels(tables: Sequence[Table]) -> list[str]:
+    """Labels that stay different as folder names: `fedavg lr=0.1` and `fedavg lr=0.5`; a second `X` is `X 2`."""
+    labels: list[str] = []
+    for position, table in enumerate(tables, 1):
+        wanted = table.get("label", table.get("name", ""))
+        if not isinstance(wanted, str) or (table.get("label") is not None and not slug(wanted)):
+            where = place(position, table)
+            raise ExperimentError(f"{where}: label is {wanted!r}, expected a string with a letter or a digit")
+        if "label" not in table:
+            wanted += _difference(table, [one for one in tables if "label" not in one and one.get("name") == wanted])
+        labels.append(_free(wanted, labels))
+    return labels
+
+
+def _difference(table: Table, group: Sequence[Table]) -> str:
+    """` lr=0.5`: the first field in which the tables of one name differ, and more while they leave some alike."""
+    flat = [_flatten(one) for one in group]
+    mine, alike, words = _flatten(table), flat, ""
+    for key in dict.fromkeys(key for one in flat for key in one):
+        if len({repr(one.get(key)) for one in alike}) > 1:
+            words += f" {_short(key)}={_text(mine.get(key))}"
+            alike = [one for one in alike if one.get(key) == mine.get(key)]
+    return words
+
+
+def _flatten(table: Table, prefix: str = "") -> Table:
+    """What a table says, defaults filled in, with the fields of an inner algorithm after its own."""
+    flat = {f"{prefix}name": table.get("name")} | {f"{prefix}{key}": value for key, value in _fields(table).items()}
+    inner = table.get("inner")
+    return flat | (_flatten(inner, f"{prefix}inner.") if isinstance(inner, dict) else {})
+
+
+def _fields(table: Table) -> Table:
+    name = table.get("name")
+    known = ALGORITHM.fields(table, "") if isinstance(name, str) and name in ALGORITHM.choices else {}
+    defaults = {key: one.default for key, one in known.items() if one.plain and one.default is not Required}
+    return defaults | {key: value for key, value in table.items() if key not in ("name", "inner", "label")}
+
+
+def _short(key: str) -> str:
+    """`inner.lr` is `lr`, and `inner.name` is `inner`."""
+    return key.removesuffix(".name").rsplit(".", 1)[-1]
+
+
+def _text(value: Any) -> str:
+    return NONE if value is None else str(value)
+
+
+def _free(label: str, taken: Sequence[str]) -> str:
+    slugs = {slug(one) for one in taken}
+    number, found = 1, label
+    while slug(found) in slugs:
+        number += 1
+        found = f"{label} {number}"
+    return found
