@@ -178,5 +178,10 @@ def test_digits_split_is_stratified() -> None:
 
 
 def test_unknown_name_gives_the_nearest() -> None:
-    with pytest.raises(ValueError, match="unknown data set 'digit': did you mean 'digits'"):
+    with pytest.raises(ValueError, match=r"unknown data set 'digit' \(did you mean 'digits'\?\)"):
         load("digit")
+
+
+def test_a_name_like_no_other_gets_the_list_and_no_guess() -> None:
+    with pytest.raises(ValueError, match="unknown data set 'mnist'; known: digits"):
+        load("mnist")

@@ -234,7 +234,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("target=85", "target is 85, it must be above 0 and at most 1"),
         ("target=high", "target is 'high', expected a number"),
         ("name=...", "name is '...', it must have a letter or a digit"),
-        ("data.name=digit", "data: unknown data set 'digit': did you mean 'digits'?"),
+        ("data.name=digit", "data: unknown data set 'digit' (did you mean 'digits'?)"),
         ("data.path=x", "data: unknown key 'path'"),
         ("partition.kind=dirichelt", "partition: kind is 'dirichelt' (did you mean 'dirichlet'?)"),
         ("partition.kind=by_group", "partition: groups is needed, and cannot be written in a file"),

@@ -1,8 +1,8 @@
 """Data sets by name."""
 
-import difflib
 from collections.abc import Callable
 
+from fedge.checks import nearest
 from fedge.data.base import Data
 from fedge.data.digits import load_digits
 
@@ -16,6 +16,5 @@ def load(name: str) -> Data:
     10
     """
     if name not in LOADERS:
-        nearest = difflib.get_close_matches(name, LOADERS, n=1, cutoff=0.75)[0]
-        raise ValueError(f"unknown data set {name!r}: did you mean {nearest!r}? Known: {', '.join(LOADERS)}")
+        raise ValueError(f"unknown data set {name!r}{nearest(name, LOADERS)}; known: {', '.join(LOADERS)}")
     return LOADERS[name]()
