@@ -176,6 +176,10 @@ class Algorithm(ABC, Generic[S]):
         params: Params = state["params"]  # type: ignore[index]
         return params
 
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The loss of every example, from its scores, [N]; what evaluation reports the mean of."""
+        return self.loss(scores, y)
+
     def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
         """[N, ...] -> [N, classes]; the prediction is the largest."""
         return model.logits(self.params(state), x)
@@ -196,6 +200,10 @@ class Progress:
     dropped: list[Drop] = field(default_factory=list)
 
 
+def _without(clients: Tensor, gone: set[int]) -> Tensor:
+    return clients[[client not in gone for client in clients.tolist()]] if gone else clients
+
+
 def _check_wanted(wanted: Any) -> None:
     asks = wanted if isinstance(wanted, tuple) else (wanted,)
     for ask in asks:
@@ -212,6 +220,7 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
     if not isinstance(flow, Generator):
         raise TypeError(f"round and setup must be generators that yield Asks; one returned a {type(flow).__name__}")
     progress, clients, reply = Progress(), None, None
+    gone: set[int] = set()
     for phase in count():
         try:
             wanted = flow.send(reply)
@@ -225,11 +234,11 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
             continue
         asks = wanted if isinstance(wanted, tuple) else (wanted,)
         if clients is None or any(ask.cohort == "new" for ask in asks):
-            clients = draw(at)
+            clients = _without(draw(at), gone)
             progress.cohort |= set(clients.tolist())
         replies, dropped = link.ask(at, asks, clients)
         progress.dropped += dropped
-        gone = {drop.client for drop in dropped}
-        clients = clients[[client not in gone for client in clients.tolist()]]
+        gone |= {drop.client for drop in dropped}
+        clients = _without(clients, gone)
         reply = replies if isinstance(wanted, tuple) else replies[0]
     raise AssertionError("unreachable")

@@ -23,7 +23,7 @@ def evaluate(algorithm: Algorithm[Any], model: Model, state: Any, x: Tensor, y: 
     The accuracy of a class without examples is None.
     """
     found = scores(algorithm, model, state, x)
-    result: dict[str, Any] = {"loss": float(algorithm.loss(found, y).double().mean())}
+    result: dict[str, Any] = {"loss": float(algorithm.losses(found, y).double().mean())}
     if not classes:
         return result
     right = (found.argmax(1) == y).long()

@@ -89,12 +89,22 @@ def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mappin
     return {"algorithm": _fields(algorithm), "federation": who, "train": dict(settings)}
 
 
+def _model(module: nn.Module) -> str:
+    """The kind of network, and a checksum of its layers and of everything in it that is not trained."""
+    checksum = zlib.crc32(repr(module).encode())
+    fixed = [p for p in module.parameters() if not p.requires_grad] + list(module.buffers())
+    for part in fixed:
+        checksum = zlib.crc32(part.detach().cpu().contiguous().numpy().tobytes(), checksum)
+    count = sum(p.numel() for p in module.parameters())
+    return f"{type(module).__name__} with {count} parameters, checksum {checksum}"
+
+
 def _fields(thing: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"name": type(thing).__name__.lower()}
     for one in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
         value = getattr(thing, one.name)
         if isinstance(value, nn.Module):
-            found[one.name] = f"{type(value).__name__} with {sum(p.numel() for p in value.parameters())} parameters"
+            found[one.name] = _model(value)
         elif dataclasses.is_dataclass(value):
             found[one.name] = _fields(value)
         elif callable(value):

@@ -10,6 +10,7 @@ A checkpoint is the truth: whatever the other files hold beyond its round is cut
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import tomllib
@@ -130,7 +131,7 @@ class RunFolder:
 
     def finish(self, summary: Record) -> None:
         with self._writing():
-            text = json.dumps(summary, indent=2) + "\n"
+            text = json.dumps(_finite(summary), indent=2) + "\n"
             checkpoint.write_atomically(self.file("summary.json"), text.encode())
 
     def _writing(self) -> _Writing:
@@ -157,7 +158,16 @@ class _Writing:
 def _append(path: Path, objects: list[Record]) -> None:
     """Whole lines in one write, so that a kill leaves at most one torn line at the end."""
     with open(path, "ab") as file:
-        file.write("".join(json.dumps(one) + "\n" for one in objects).encode())
+        file.write("".join(json.dumps(_finite(one)) + "\n" for one in objects).encode())
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what is not finite: null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parse(line: bytes) -> Record | None:

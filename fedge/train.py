@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Drop, Params, Reply, S, drive
+from fedge.engine.ledger import Ledger
 from fedge.engine.replies import TooFewReplies
 from fedge.engine.simulator import Simulator
 from fedge.evaluate import evaluate
@@ -156,10 +157,13 @@ def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, 
     if start is None:
         params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
         _check(algorithm, link, params)
+        link.ledger = Ledger([row for row in link.ledger if row.task == "rows"])  # a link may serve several runs
         state, _ = drive(algorithm.setup(algorithm.init(params)), link, seed, 0, draw)
         return Run(algorithm, state, link.handle, [], link.ledger)
     state = algorithm.adopt(pytree.tree_map_only(Tensor, lambda leaf: leaf.to(link.device), start.state))
-    _check(algorithm, link, {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()})
+    params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
+    _check(algorithm, link, params)
+    _check_start(algorithm.init(params), state)
     link.ledger.rows[:] = [*start.ledger, *(row for row in link.ledger if row not in start.ledger.rows)]
     run = Run(algorithm, state, link.handle, list(start.history), link.ledger)
     replay(algorithm, link, run, seed, draw)
@@ -196,6 +200,23 @@ def _check(algorithm: Algorithm[Any], link: Any, params: Params) -> None:
         raise ValueError(
             f"the model cannot take an example of shape {list(x.shape[1:])} and type {x.dtype}: {error}"
         ) from error
+
+
+def _check_start(fresh: Any, state: Any) -> None:
+    """An earlier run's state must be of this algorithm and of this model."""
+    if isinstance(fresh, dict) and isinstance(state, dict):
+        for name in fresh:
+            if name not in state:
+                raise ValueError(f"start is the run of another algorithm: its state has no {name!r}")
+            _check_start(fresh[name], state[name])
+    elif isinstance(fresh, list) and isinstance(state, list):
+        for one, other in zip(fresh, state, strict=False):
+            _check_start(one, other)
+    elif isinstance(fresh, Tensor) and isinstance(state, Tensor) and fresh.shape != state.shape:
+        shapes = f"{list(state.shape)}, here it is {list(fresh.shape)}"
+        raise ValueError(f"start is the run of another model: a tensor of its state has shape {shapes}")
+    elif isinstance(fresh, dict | list) != isinstance(state, dict | list):
+        raise ValueError(f"start is the run of another algorithm: its state is a {type(state).__name__}")
 
 
 def replay(algorithm: Algorithm[S], link: Any, run: Run[S], seed: int, draw: Draw) -> None:

@@ -155,3 +155,30 @@ def test_only_one_layers_gradients_are_alive_at_a_time() -> None:
             torch.func.grad(lambda p, x, y: cross_entropy(handle.logits(p, x[None]), y[None])[0]), (None, 0, 0)
         )(params, x, y)
     assert naive.most >= 6  # what it is compared with: one gradient an example for the whole network
+
+
+class Tied(nn.Module):
+    """Biases whose weights have no rule, and rows that are not examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.steps, self.late, self.out = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        folded = torch.tanh(self.steps(x.flatten(0, 1))).unflatten(0, x.shape[:2])  # [B * T, F]
+        late = self.late(folded.transpose(0, 1)).transpose(0, 1)  # [T, B, F]
+        return self.out(torch.tanh(late).mean(1))
+
+
+def test_what_a_rule_gets_wrong_falls_back_to_one_gradient_an_example() -> None:
+    torch.manual_seed(0)
+    module = Tied().double()
+    g = generator(3)
+    x, y = torch.randn(6, 3, 4, generator=g, dtype=torch.float64), torch.randint(0, 3, (6,), generator=g)
+    handle, params = Handle(module, cross_entropy), parameters(module)
+    found = handle.sum_sq_grad(params, batch(x, y))
+    assert close(found, {n: 6 * leaf for n, leaf in fisher_diagonal(module, x, y).items()}) < 1e-10
+    assert separable(handle, params, batch(x, y)) == ["out.weight", "out.bias"]

@@ -162,3 +162,77 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="classes is 0"):
         fedge.FedOVA(fedge.FedAvg(BINARY), classes=0)
     assert data.classes == 3
+
+
+def test_the_loss_of_a_binary_problem_may_be_any_two_class_loss() -> None:
+    """It is evaluated as it is trained: on "class i or not", the mean over the classes."""
+
+    def weighted(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        weight = torch.tensor([1.0, 2.0], dtype=logits.dtype)
+        return torch.nn.functional.cross_entropy(logits, y, weight, reduction="none")
+
+    data = toy_data()
+    algorithm = fedge.FedOVA(fedge.FedAvg(BINARY, lr=0.2, epochs=2, batch_size=4, loss=weighted), classes=3)
+    run = fedge.train(algorithm, ragged(data), rounds=3)
+    total = 0.0
+    for label in range(3):
+        params = {name: leaf[label] for name, leaf in run.params.items()}
+        logits = torch.func.functional_call(BINARY, params, (data.test_x,))
+        total += float(weighted(logits, (data.test_y == label).long()).mean()) / 3
+    assert run.history[-1]["test_loss"] == pytest.approx(total, rel=1e-9)
+
+
+class TwoKeepers(fedge.Algorithm):
+    """Every other class keeps its gradient under another task's name; a second phase reuses it."""
+
+    loss = staticmethod(fedge.cross_entropy)
+
+    def __init__(self) -> None:
+        self.model = BINARY
+
+    def tasks(self, model):
+        inner = fedge.FedDANE(BINARY).tasks(model)
+        report = fedge.core.Task(
+            lambda sent: torch.zeros(()),
+            lambda sent, carry, batch: carry,
+            lambda sent, carry, n: ({"size": {"norm": fedge.tree.norm(sent["grad"])}}, n.float()),
+        )
+        return {"one": inner["gradient"], "two": inner["gradient"], "report": report}
+
+    def init(self, params):
+        return {"params": params, "seen": torch.tensor(0.0), "turn": 0}
+
+    def round(self, state):
+        yield fedge.Ask("one" if state["turn"] % 2 else "two", {"params": state["params"]})
+        told = yield fedge.Ask("report", {}, reuse=("grad",))
+        return {**state, "seen": told.mean["size"]["norm"], "turn": state["turn"] + 1}
+
+
+def test_parts_kept_by_different_tasks_of_one_phase_are_all_there() -> None:
+    federation, seen = ragged(toy_data()), []
+    for link in (Simulator, Loopback):
+        algorithm = fedge.FedOVA(TwoKeepers(), classes=3)
+        start = algorithm.init({name: leaf.detach() for name, leaf in BINARY.named_parameters()})
+        start[1]["turn"] = 1
+        state, _ = drive(algorithm.round(start), link(algorithm, federation), 0, 1, cohorts(7, 7))
+        seen.append([float(one["seen"]) for one in state])
+    assert seen[0] == pytest.approx(seen[1], rel=1e-12)
+    assert min(seen[0]) > 0
+
+
+def test_a_class_whose_only_holder_fails_does_not_end_the_run() -> None:
+    """However the asks are grouped: the phase as a whole had good answers."""
+    data = toy_data()
+    labels = data.train_y
+    poisoned = data.train_x.clone()
+    poisoned[labels == 2] = 1e200
+    bad = fedge.data.Data(poisoned, labels, data.test_x, data.test_y, 3)
+    lists = [np.flatnonzero(labels.numpy() != 2), np.flatnonzero(labels.numpy() == 2)]
+
+    def loss(logits, y):
+        return fedge.cross_entropy(logits * logits.abs(), y)
+
+    inner = fedge.FisherLBFGS(BINARY, source="gradient", curvature="product", curvature_at="next", lr=0.01, loss=loss)
+    run = fedge.train(fedge.FedOVA(inner, classes=3), fedge.Federation(bad, lists), rounds=3)
+    assert all({drop["client"] for drop in record["dropped"]} == {1} for record in run.history)
+    assert torch.equal(run.params["fc1.weight"][2], dict(BINARY.named_parameters())["fc1.weight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 import fedge
 from fedge import toml
 from fedge.engine import checkpoint
-from fedge.runfolder import RunFolderError, first_difference
+from fedge.runfolder import RunFolder, RunFolderError, first_difference
 from tests.cases import algorithms, close, ragged, toy_data
 
 NAMES = sorted(algorithms())
@@ -124,6 +125,32 @@ def test_a_run_that_fails_keeps_what_it_has(tmp_path: Path) -> None:
     done = checkpoint.load(tmp_path / "a/checkpoint.pt")["round"]
     assert done == len(records(tmp_path / "a")) >= 1
     assert not (tmp_path / "a/summary.json").exists()
+
+
+def test_another_network_of_the_same_size_is_refused_and_the_chunk_is_kept(tmp_path: Path) -> None:
+    def train(activation: type[torch.nn.Module], **options) -> fedge.Run:
+        layers = [torch.nn.Linear(6, 4), activation(), torch.nn.Linear(4, 3)]
+        algorithm = fedge.FedAvg(torch.nn.Sequential(*layers).double(), epochs=1)
+        federation = ragged(toy_data())
+        link = fedge.engine.Simulator(algorithm, federation, chunk=options.pop("chunk", None))
+        fedge.train(algorithm, federation, seed=0, out=tmp_path / "a", link=link, **options)
+        return link
+
+    train(torch.nn.ReLU, rounds=2, chunk=3)
+    with pytest.raises(RunFolderError, match=r"algorithm.model = .*checksum"):
+        train(torch.nn.Tanh, rounds=3, resume=True)
+    assert train(torch.nn.ReLU, rounds=3, resume=True).chunk == 3
+
+
+def test_what_is_not_finite_is_null_in_the_files(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append([{"round": 1, "test_loss": math.nan, "test_class_accuracy": [1.0, math.inf]}], [])
+    folder.finish({"final_loss": -math.inf})
+    for name in ("rounds.jsonl", "summary.json"):
+        record = json.loads(
+            (tmp_path / name).read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON")
+        )
+        assert None in record.values() or None in record["test_class_accuracy"]
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:

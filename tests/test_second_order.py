@@ -101,6 +101,24 @@ def test_batch_square_is_what_its_name_says() -> None:
     assert close(y, {name: diagonal[name] * s[name] for name in s}) < 1e-12
 
 
+def test_a_candidate_that_overflows_is_merely_not_chosen() -> None:
+    federation = ragged(toy_data())
+    steep = fedge.FisherLBFGS(toy_model(), source="gradient", candidates=(0.5, 1.0, 1e300))
+    plain = fedge.FisherLBFGS(toy_model(), source="gradient", candidates=(0.5, 1.0))
+    one, two = (fedge.train(a, federation, rounds=2, cohort=4) for a in (steep, plain))
+    assert one.history[-1]["dropped"] == []
+    assert close(one.params, two.params) == 0
+
+
+def test_a_gradient_of_zero_stays_where_it_is() -> None:
+    data = toy_data()
+    same = fedge.data.Data(torch.zeros_like(data.train_x), data.train_y, data.test_x, data.test_y, 3)
+    model = torch.nn.Linear(6, 3, bias=False).double()
+    run = fedge.train(fedge.FisherLBFGS(model, source="gradient"), fedge.Federation(same, [range(90)]), rounds=2)
+    assert torch.equal(run.params["weight"], model.weight.detach())
+    assert run.history[-1]["refused_pairs"] == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -106,7 +106,7 @@ def test_impossible_training_is_refused(options: dict, message: str) -> None:
         ({"lr": float("nan")}, "lr is nan, it must be a finite number"),
         ({"lr": "0.1"}, "lr is '0.1', it must be a finite number"),
         ({"epochs": 0}, "epochs is 0"),
-        ({"batch_size": -3}, "batch_size is -3.*None for all"),
+        ({"batch_size": -3}, "batch_size is -3.*None"),
         ({"momentum": 1.0}, "momentum is 1.0, it must be at least 0 and below 1"),
         ({"weight_decay": -1e-3}, "weight_decay is -0.001, it must be 0 or more"),
         ({"optimiser": "adamm"}, r"optimiser is 'adamm' \(did you mean 'adam'\?\)"),
@@ -351,3 +351,38 @@ def test_the_loopback_names_the_task_that_misses_a_part() -> None:
         RuntimeError, match=r"task 'gradient' fails on the parts it gets, \['weights'\]: KeyError: 'params'"
     ):
         fedge.train(algorithm, federation, rounds=1, link=Loopback(algorithm, federation))
+
+
+def test_a_link_may_serve_several_runs() -> None:
+    algorithm, federation = fedge.FedAvg(toy_model()), ragged(toy_data())
+    link = Simulator(algorithm, federation)
+    first = fedge.train(algorithm, federation, rounds=2, link=link)
+    second = fedge.train(algorithm, federation, rounds=2, link=link)
+    assert first.ledger.rows == second.ledger.rows
+    assert first.ledger.total()["up"] == sum(record["up_bytes"] for record in first.history)
+
+
+def test_start_must_be_of_this_algorithm_and_model() -> None:
+    federation = ragged(toy_data())
+    run = fedge.train(fedge.FedAvg(toy_model()), federation, rounds=1)
+    with pytest.raises(ValueError, match="another algorithm: its state has no 'pairs'"):
+        fedge.train(fedge.FisherLBFGS(toy_model()), federation, rounds=1, start=run)
+    with pytest.raises(ValueError, match="another algorithm: its state has no 'v'"):
+        fedge.train(fedge.FedAvg(toy_model(), server_momentum=0.5), federation, rounds=1, start=run)
+    wider = fedge.models.mlp(6, (9,), 3, seed=0).double()
+    with pytest.raises(ValueError, match=r"another model: .* shape \[5, 6\], here it is \[9, 6\]"):
+        fedge.train(fedge.FedAvg(wider), federation, rounds=1, start=run)
+
+
+def test_small_clients_are_not_padded_to_a_giant() -> None:
+    data = toy_data(examples=90)
+    federation = fedge.Federation(data, [range(80), *([k] for k in range(80, 90))])
+    algorithm = fedge.FedAvg(toy_model(), epochs=1, batch_size=None)
+    link = Simulator(algorithm, federation)
+    jobs = link.population.jobs(torch.arange(11), link.tasks["train"], None)
+    assert [len(piece.clients) for piece in link._chunks([link.tasks["train"]], jobs)] == [1, 10]
+
+
+def test_the_loopback_is_for_the_cpu() -> None:
+    with pytest.raises(ValueError, match="the loop-back link is for the CPU"):
+        Loopback(fedge.FedAvg(toy_model()), ragged(toy_data()), device="cuda")

@@ -64,5 +64,8 @@ class DataSharing(Algorithm[Any]):
     def params(self, state: Any) -> Params:
         return self.inner.params(state)
 
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        return self.inner.losses(scores, y)
+
     def scores(self, model: Model, state: Any, x: Tensor) -> Tensor:
         return self.inner.scores(model, state, x)

@@ -118,6 +118,14 @@ class FedOVA(Algorithm[State]):
         """The module's names, with a leading class axis."""
         return tree.stack([self.inner.params(one) for one in state])
 
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The inner loss of "class i or not", the mean over the classes; only the difference of two logits counts."""
+        each = [
+            self.inner.losses(torch.stack([torch.zeros_like(column), column], 1), (y == row).long())
+            for row, column in enumerate(scores.unbind(1))
+        ]
+        return torch.stack(each).mean(0)
+
     def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
         """log P(i | x) - log P(not i | x) for every class, [N, classes]."""
         logits = [self.inner.scores(model, one, x) for one in state]

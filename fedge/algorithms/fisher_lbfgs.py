@@ -20,6 +20,7 @@ from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, 
 from fedge.handle import cross_entropy
 
 State = dict[str, Any]
+_HUGE = 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +148,10 @@ class FisherLBFGS(Algorithm[State]):
             return carry + torch.stack([model.losses(point, batch).sum() for point in points])
 
         def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
-            return {"losses": {"at": carry / examples}}, examples.float()
+            mean = torch.nan_to_num(
+                carry / examples, nan=_HUGE, posinf=_HUGE, neginf=_HUGE
+            )  # overflowed: merely not chosen
+            return {"losses": {"at": mean.clamp(max=_HUGE)}}, examples.float()
 
         return Task(start, step, finish, batch_size=PASS_BATCH)
 
@@ -205,13 +209,14 @@ class FisherLBFGS(Algorithm[State]):
             return direction(pairs, g)
         if self.first_step is not None:
             return tree.scale(-self.first_step, g)
-        return tree.scale(-1.0 if self.source == "update" else -min(1.0, 1 / float(tree.norm(g))), g)
+        return tree.scale(-1.0 if self.source == "update" else -1 / max(1.0, float(tree.norm(g))), g)
 
     def _best(self, losses: Tensor, w: Params, p: Params) -> float:
         """The candidate with the smallest loss, the weight decay's share added here."""
-        points = [tree.axpy(a * self.lr, p, w) for a in self.candidates]
-        penalty = torch.stack([self.weight_decay / 2 * tree.dot(point, point) for point in points])
-        return self.candidates[int((losses + penalty).argmin())]
+        if self.weight_decay:
+            points = [tree.axpy(a * self.lr, p, w) for a in self.candidates]
+            losses = losses + self.weight_decay / 2 * torch.stack([tree.dot(point, point) for point in points])
+        return self.candidates[int(torch.nan_to_num(losses, nan=torch.inf).argmin())]
 
     def notes(self, state: State) -> dict[str, Any]:
         return {"refused_pairs": state["refused"]}

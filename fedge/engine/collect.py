@@ -83,9 +83,7 @@ class Collector:
         """A client that gave no usable answer at all."""
         self.dropped.append(Drop(client, self.ask.tasks[0], reason))
 
-    def close(self, minimum: int) -> tuple[Reply, list[Drop], Row]:
-        if self.positions:
-            replies.require(self.good, minimum, self.ask.tasks[0], self.dropped)
+    def close(self) -> tuple[Reply, list[Drop], Row]:
         sent = payload_bytes(self.ask.send)
         name, clients = "+".join(self.ask.tasks), len(self.positions)
         row = Row(self.at.round, self.at.phase, name, clients, self.down, sent, self.up)

@@ -46,6 +46,7 @@ class LocalLink(ABC):
         self.threads = useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
+        self.forget()
         if (row := self.population.declare(list(self.tasks.values()))) is not None:
             self.ledger.add(row)
 
@@ -55,10 +56,14 @@ class LocalLink(ABC):
             self.forget()
         answers: list[Reply] = []
         dropped: list[Drop] = []
+        jobs = 0
         for ask in asks:
-            reply, bad = self.one_ask(at, ask, clients)
+            reply, bad, done = self.one_ask(at, ask, clients)
             answers.append(reply)
             dropped += bad
+            jobs += done
+        if jobs:  # none: nobody holds what was asked for
+            replies.require(jobs - len(dropped), self.min_replies, asks[0].tasks[0], dropped)
         return answers, dropped
 
     def named(self, ask: Ask) -> list[Task]:
@@ -99,5 +104,5 @@ class LocalLink(ABC):
         """A new cohort holds nothing yet."""
 
     @abstractmethod
-    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
-        """Carry one ask to the clients."""
+    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
+        """Carry one ask to the clients; returns also how many jobs it was."""

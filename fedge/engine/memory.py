@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 
 import torch
@@ -74,8 +73,7 @@ def _activations(handle: Handle, params: tree.Params, example: Tensor) -> int:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes a chunk may take: half of what is free on a GPU, a quarter (at most 2 GiB) on a CPU."""
+    """Bytes a chunk may take: half of what is free on a GPU; a fixed gibibyte on a CPU, so that chunks do not vary."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 2
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(free // 4, 2 << 30)
+    return 1 << 30

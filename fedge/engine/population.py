@@ -31,7 +31,7 @@ class Population:
         data = federation.data
         x = data.train_x.to(dtype) if data.train_x.is_floating_point() else data.train_x
         self.x, self.y = x.to(device), data.train_y.to(device)
-        self.index, self.offsets = federation.index.to(device), federation.offsets
+        self.index, self.offsets = federation.index.to(device), federation.offsets.cpu()
         self.clients = federation.clients
         self.shared = torch.empty(0, dtype=torch.long, device=device)
         self._rows: dict[int, list[int]] = {}

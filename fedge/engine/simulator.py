@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,16 +50,17 @@ class Simulator(LocalLink):
 
     def forget(self) -> None:
         self._sent: dict[str, dict[int, tuple[Params, int]]] = {}  # part -> row -> where it was sent
-        self._kept: dict[str, tuple[dict[tuple[int, int], int], Params]] = {}  # part -> job positions, tensors
+        self._kept: dict[str, dict[tuple[int, int], tuple[Params, int]]] = {}  # part -> job -> where it lies
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"memory": self.budget.memory}
+        return super().settings() | {"memory": self.budget.memory, "chunk": self.chunk}
 
     def restore(self, settings: dict[str, Any]) -> None:
         super().restore(settings)
-        self.budget.memory = settings["memory"]
+        self.budget.memory = settings.get("memory", self.budget.memory)
+        self.chunk = settings.get("chunk", self.chunk)
 
-    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop]]:
+    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
         tasks = self.named(ask)
         jobs = self.population.jobs(clients, tasks[0], ask.rows)
         self._remember(ask, tasks[0])
@@ -77,11 +78,10 @@ class Simulator(LocalLink):
                 chosen = [_select(upload, good, len(bad)) for upload in uploads.values()]
                 positions = part.positions.to(self.device)[good]
                 mean.add([u for u, _ in chosen], [w for _, w in chosen], positions)
-        self._kept |= kept.parts()
-        if len(jobs.clients):
-            replies.require(len(jobs.clients) - len(dropped), self.min_replies, ask.tasks[0], dropped)
+        for name, where in kept.parts().items():
+            self._kept.setdefault(name, {}).update(where)
         self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
-        return mean.reply(), dropped
+        return mean.reply(), dropped, len(jobs.clients)
 
     def _row(self, at: At, ask: Ask, task: Task, jobs: Jobs, up: int) -> Row:
         total = payload_bytes(ask.send)
@@ -97,7 +97,8 @@ class Simulator(LocalLink):
         while at < len(order):
             largest = int(sizes[at])
             width = max(min(task.batch_size or largest, largest) for task in tasks)
-            piece = order[at : at + (self.chunk or self.budget.jobs(width))]
+            alike = int((sizes[at:] * 4 >= width).sum())  # much smaller clients would be mostly padding
+            piece = order[at : at + min(self.chunk or self.budget.jobs(width), alike)]
             yield Jobs(*(part[piece] for part in jobs))
             at += len(piece)
 
@@ -111,13 +112,15 @@ class Simulator(LocalLink):
         """What these jobs work with: sent now, sent earlier, or kept by the clients; and which has a job axis."""
         payload: Payload = {}
         dims: dict[str, int | None] = {}
+        index: list[int] | None
         for name in (*ask.send, *ask.reuse):
             if name in self._kept:
-                where, part = self._kept[name]
                 pairs = zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
-                index: list[int] | None = [where[pair] for pair in pairs]
+                part, index = _together(self._kept[name], list(pairs))
+            elif name in self._sent and task.rows is None:
+                part, index = self._sent[name][0][0], None
             elif name in self._sent:
-                part, index = self._sent_rows(name, task, jobs)
+                part, index = _together(self._sent[name], jobs.rows.tolist())
             else:
                 raise ValueError(
                     f"task '{ask.tasks[0]}' reuses '{name}', which this cohort does not hold: send it, or list it "
@@ -126,19 +129,6 @@ class Simulator(LocalLink):
             dims[name] = None if index is None else 0
             payload[name] = part if index is None else tree.take(part, torch.tensor(index, device=self.device))
         return payload, dims
-
-    def _sent_rows(self, name: str, task: Task, jobs: Jobs) -> tuple[Params, list[int] | None]:
-        """A part as it was sent and the position of every job in it; several sendings are put together."""
-        sent = self._sent[name]
-        if task.rows is None:
-            return sent[0][0], None
-        wanted = jobs.rows.tolist()
-        parts = {id(sent[row][0]): sent[row][0] for row in wanted}
-        if len(parts) == 1:
-            return next(iter(parts.values())), [sent[row][1] for row in wanted]
-        rows = sorted(set(wanted))
-        joined = tree.stack([tree.take(*sent[row]) for row in rows])
-        return joined, [rows.index(row) for row in wanted]
 
     def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> list[Upload]:
         payload, dims = self._payload(ask, tasks[0], jobs)
@@ -197,6 +187,16 @@ class Simulator(LocalLink):
         return passed.nonzero().flatten(), dropped
 
 
+def _together(where: Mapping[Any, tuple[Params, int]], wanted: list[Any]) -> tuple[Params, list[int] | None]:
+    """Tensors that hold everything wanted, and the position of each in them; several sources are put together."""
+    parts = {id(where[key][0]): where[key][0] for key in wanted}
+    if len(parts) == 1:
+        return next(iter(parts.values())), [where[key][1] for key in wanted]
+    keys = sorted(set(wanted))
+    place = {key: i for i, key in enumerate(keys)}
+    return tree.stack([tree.take(*where[key]) for key in keys]), [place[key] for key in wanted]
+
+
 class _Kept:
     """What clients hold on to after a phase: some parts of their own uploads."""
 
@@ -212,12 +212,13 @@ class _Kept:
             for name in task.keeps:
                 self.pieces.setdefault(name, []).append(upload[name])
 
-    def parts(self) -> dict[str, tuple[dict[tuple[int, int], int], Params]]:
-        where = {job: i for i, job in enumerate(self.jobs)}
-        return {
-            name: (where, {k: torch.cat([p[k] for p in pieces]) for k in pieces[0]})
-            for name, pieces in self.pieces.items()
-        }
+    def parts(self) -> dict[str, dict[tuple[int, int], tuple[Params, int]]]:
+        """Part -> job -> the tensors and the position in them."""
+        found = {}
+        for name, pieces in self.pieces.items():
+            whole = {k: torch.cat([p[k] for p in pieces]) for k in pieces[0]}
+            found[name] = {job: (whole, i) for i, job in enumerate(self.jobs)}
+        return found
 
 
 def _select(upload: Upload, good: Tensor, bad: int) -> Upload:

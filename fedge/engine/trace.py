@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fedge.engine.rewrite import simplify, update_in_place
 
 WARM = {"cpu": 40, "cuda": 3}
+MOST = {"cpu": 64, "cuda": 4}  # recordings kept of one step; on a GPU each holds its own buffers
 
 Function = Callable[..., Any]
 
@@ -42,7 +43,8 @@ class Traced:
         if shapes in self.recorded:
             return self.recorded[shapes](leaves)
         self.calls[shapes] += 1
-        if self.calls[shapes] > WARM.get(leaves[0].device.type, 40):
+        kind = leaves[0].device.type
+        if self.calls[shapes] > WARM.get(kind, 40) and len(self.recorded) < MOST.get(kind, 64):
             self.recorded[shapes] = self._record(args, leaves, spec)
         return self.function(*args)
 

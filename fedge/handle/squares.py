@@ -9,8 +9,9 @@ weight. A convolution needs its per-example gradients [B, out, in * kernel], but
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,9 +160,52 @@ class _Uses(TorchFunctionMode):
 
 
 def separable(handle: Handle, params: Params, batch: Batch) -> list[str]:
-    """The parameters that are used exactly once, by a layer with a rule; found in one dry run on the module itself."""
+    """The parameters whose squares come out right in one pass, found once on the module's own weights.
+
+    Candidates are used exactly once, by a layer with a rule. Whether a layer really sees one example a row (and not,
+    say, time folded into the batch) cannot be read off its call, so each candidate is tried on three examples against
+    one gradient an example; what disagrees falls back to that.
+    """
     own = {name: leaf.detach() for name, leaf in handle.module.named_parameters() if name in params}
-    x = torch.zeros((1, *batch.x.shape[1:]), dtype=batch.x.dtype, device=batch.x.device)
+    x = _noise((3, *batch.x.shape[1:]), batch.x)
     with _Uses(own) as uses:
-        handle.logits(own, x)
-    return [name for name in params if uses.all[name] == uses.by_rule[name] == 1]
+        out = handle.logits(own, x)
+    mix = _noise(tuple(out.shape), out)
+
+    def losses(params: Params) -> Tensor:
+        return (torch.tanh(handle.logits(params, x)) * mix).flatten(1).sum(1)
+
+    names = [name for name in params if uses.all[name] == uses.by_rule[name] == 1]
+    while names:
+        right = _agreeing(losses, own, names)
+        if right == names:
+            break
+        names = right
+    return names
+
+
+def _agreeing(losses: Callable[[Params], Tensor], own: Params, names: list[str]) -> list[str]:
+    fast = {name: own[name] for name in names}
+    rest = {name: leaf for name, leaf in own.items() if name not in fast}
+
+    def total(fast: Params) -> Tensor:
+        with Squares(fast):
+            return losses(fast | rest).sum()
+
+    found = torch.func.grad(total)(fast)
+    singly = [torch.func.grad(lambda p, i=i: losses(p | rest)[i])(fast) for i in range(3)]
+    right = []
+    for name in names:
+        wanted = sum((one[name].square() for one in singly), torch.zeros_like(own[name]))
+        if bool((found[name] - wanted).abs().max() <= 1e-3 * wanted.abs().max()):
+            right.append(name)
+    return right
+
+
+def _noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Numbers without pattern, and without a generator; small whole ones where the input is made of those."""
+    count = math.prod(shape)
+    steps = torch.arange(count, device=like.device).view(shape)
+    if not like.is_floating_point():
+        return (steps % 2).to(like.dtype)
+    return torch.sin(steps.double() * 12.9898 + 1.0).to(like.dtype)
