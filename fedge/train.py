@@ -203,7 +203,7 @@ def _check(algorithm: Algorithm[Any], link: Any, params: Params) -> None:
 
 
 def _check_start(fresh: Any, state: Any) -> None:
-    """An earlier run's state must be of this algorithm and of this model."""
+    """An earlier run's state must be of this algorithm and of this model; what one of them lacks is not compared."""
     if isinstance(fresh, dict) and isinstance(state, dict):
         for name in fresh:
             if name not in state:
@@ -215,8 +215,6 @@ def _check_start(fresh: Any, state: Any) -> None:
     elif isinstance(fresh, Tensor) and isinstance(state, Tensor) and fresh.shape != state.shape:
         shapes = f"{list(state.shape)}, here it is {list(fresh.shape)}"
         raise ValueError(f"start is the run of another model: a tensor of its state has shape {shapes}")
-    elif isinstance(fresh, dict | list) != isinstance(state, dict | list):
-        raise ValueError(f"start is the run of another algorithm: its state is a {type(state).__name__}")
 
 
 def replay(algorithm: Algorithm[S], link: Any, run: Run[S], seed: int, draw: Draw) -> None:
