@@ -22,7 +22,7 @@ import torch
 
 from fedge.engine import checkpoint
 
-SETTINGS = ["--set", "train.rounds=1500", "--set", "train.checkpoint_every=7", "--no-report", "--quiet"]
+SETTINGS = ["--set", "train.rounds=600", "--set", "train.checkpoint_every=7", "--no-report", "--quiet"]
 
 
 def command(out: Path, resume: bool) -> list[str]:
