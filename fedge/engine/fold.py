@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Params, Payload, Task
 from fedge.engine.batches import Schedule
-from fedge.engine.trace import Traced
+from fedge.engine.trace import Replayed, Traced
 
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
@@ -35,8 +35,12 @@ def fold_one(
     state = torch.get_rng_state()
     try:
         carry = task.start(sent) if take is None else _map(_own, task.start(sent))
-        for step, batch in enumerate(batches):  # noqa: B007
-            carry = (take or one_step(task))(sent, carry, batch, row)
+        if take is None:
+            for step, batch in enumerate(batches):  # noqa: B007
+                carry = one_step(task)(sent, carry, batch, row)
+        else:
+            for step, found in enumerate(take.fold(sent, carry, batches, row)):  # noqa: B007
+                carry = found
         step = "finish"
         upload = finished(task, sent, carry, torch.tensor(examples, device=row.device))
         if not torch.equal(state, torch.get_rng_state()):
@@ -88,18 +92,18 @@ class Stacked:
     """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
 
     Jobs are sorted by their number of steps. Whoever is done leaves the stack, so a step never computes for a client
-    that has no batch left, and `step` never sees an empty batch.
+    that has no batch left, and `step` never sees an empty batch. About `most` examples are gathered at a time.
     """
 
-    def __init__(self, task: Task, dims: dict[str, int | None], compile: bool = False) -> None:
-        self.dims = dims
+    def __init__(self, task: Task, dims: dict[str, int | None], compile: bool = False, most: int = 1 << 20) -> None:
+        self.dims, self.most = dims, most
 
         def first(sent: Payload, row: Tensor) -> Carry:
             return task.start(sent)
 
-        self.start = vmap(first, in_dims=(dims, 0), randomness="error")
+        self.start = Replayed(vmap(first, in_dims=(dims, 0), randomness="error"))
         self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile)
-        self.finish = vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error")
+        self.finish = Replayed(vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error"))
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
         carry, done, active = _map(_own, self.start(sent, rows)), [], len(rows)
@@ -109,14 +113,21 @@ class Stacked:
                 done.append(_map(lambda leaf, n=left: leaf[n:].clone(), carry))
                 carry, active = _map(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
                 some = {name: self._head(name, part, left) for name, part in sent.items()}
-            for indices, mask, keys in schedule.blocks(begin, end, left):
-                carry = self.step(some, carry, gather(indices, mask, keys), rows[:left])
+            batches = _one_by_one(gather(*drawn) for drawn in schedule.blocks(begin, end, left, self.most))
+            for found in self.step.fold(some, carry, batches, rows[:left]):
+                carry = found
         carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else _map(torch.clone, carry)
         upload: Upload = self.finish(sent, carry, schedule.sizes)
         return upload
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else _map(lambda leaf: leaf[:count], part)
+
+
+def _one_by_one(blocks: Iterable[Batch]) -> Iterator[Batch]:
+    """The steps of blocks of steps."""
+    for block in blocks:
+        yield from map(Batch, *(leaf.unbind() for leaf in block))
 
 
 def _own(leaf: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedge.engine.ledger import Ledger
 from fedge.engine.memory import useful_threads
 from fedge.engine.population import Population
 from fedge.federation import Federation
-from fedge.handle import FastHandle, Handle, parameters
+from fedge.handle import Handle, parameters
 
 
 class LocalLink(ABC):
@@ -41,14 +41,16 @@ class LocalLink(ABC):
         self.min_replies, self.max_weight = min_replies, max_weight
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
-        kind = FastHandle if self.device.type == "cuda" else Handle
-        self.handle = kind(algorithm.model, algorithm.loss, self.device)
+        self.handle = self.make_handle(algorithm)
         self.threads = useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
         self.forget()
         if (row := self.population.declare(list(self.tasks.values()))) is not None:
             self.ledger.add(row)
+
+    def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
+        return Handle(algorithm.model, algorithm.loss, self.device)
 
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:

@@ -47,6 +47,26 @@ def _strides(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].stride())
 
 
+# The same kernels by a shorter way: what Python calls directly costs half of a call through the operator table.
+_DIRECT: dict[Any, Any] = {
+    aten.bmm.default: torch.bmm, aten.baddbmm.default: torch.baddbmm, aten.mm.default: torch.mm,
+    aten.addmm.default: torch.addmm, aten.relu.default: torch.relu, aten.amax.default: torch.amax,
+    aten.exp_.default: torch.exp_, aten.sum.dim_IntList: torch.sum, aten.add.Tensor: torch.add,
+    aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div, aten.eq.Tensor: torch.eq,
+    aten.unsqueeze.default: torch.unsqueeze, aten.transpose.int: torch.transpose, aten.permute.default: torch.permute,
+    aten.index_select.default: torch.index_select, aten.view.default: torch.Tensor.view,
+    aten.add_.Tensor: torch.Tensor.add_,
+}  # fmt: skip
+
+
+def call_directly(module: GraphModule) -> None:
+    """Let every operation that has a Python function of its own be called by it."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target in _DIRECT:
+            node.target = _DIRECT[node.target]
+    module.recompile()
+
+
 def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:
     """Let outputs that are `carry + c * something` overwrite their input; with `fuse`, in one call with the product.
 
