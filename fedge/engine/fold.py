@@ -42,7 +42,7 @@ def fold_one(
             for step, found in enumerate(take.fold(sent, carry, batches, row)):  # noqa: B007
                 carry = found
         step = "finish"
-        upload = finished(task, sent, carry, torch.tensor(examples, device=row.device))
+        upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device)), carry)
         if not torch.equal(state, torch.get_rng_state()):
             raise RuntimeError("the work drew from torch's global generator: only nn.Dropout's masks are addressed")
         return upload
@@ -106,6 +106,7 @@ class Stacked:
         self.finish = Replayed(vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error"))
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
+        sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
         carry, done, active = _map(_own, self.start(sent, rows)), [], len(rows)
         some = sent
         for begin, end, left in schedule.segments():
@@ -116,12 +117,21 @@ class Stacked:
             batches = _one_by_one(gather(*drawn) for drawn in schedule.blocks(begin, end, left, self.most))
             for found in self.step.fold(some, carry, batches, rows[:left]):
                 carry = found
-        carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else _map(torch.clone, carry)
-        upload: Upload = self.finish(sent, carry, schedule.sizes)
-        return upload
+        carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else carry
+        return _apart(self.finish(sent, carry, sizes), carry)
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else _map(lambda leaf: leaf[:count], part)
+
+
+def _apart(upload: Upload, carry: Carry) -> Upload:
+    """The upload, copied where it is the carry itself: the next fold may overwrite that."""
+    taken = {leaf.untyped_storage().data_ptr() for leaf in pytree.tree_leaves(carry)}
+
+    def own(leaf: Tensor) -> Tensor:
+        return leaf.clone() if leaf.untyped_storage().data_ptr() in taken else leaf
+
+    return _map(own, upload[0]), own(upload[1])
 
 
 def _one_by_one(blocks: Iterable[Batch]) -> Iterator[Batch]:

@@ -29,11 +29,11 @@ class LocalLink(ABC):
         federation: Federation,
         *,
         device: torch.device | str = "cpu",
-        precision: Literal["fp32", "tf32"] = "fp32",
+        precision: Literal["fp32", "tf32", "bf16"] = "fp32",
         min_replies: int = 1,
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
-        choice("precision", precision, ("fp32", "tf32"))
+        choice("precision", precision, ("fp32", "tf32", "bf16"))
         self.precision = precision
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
@@ -42,7 +42,7 @@ class LocalLink(ABC):
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
         self.handle = self.make_handle(algorithm)
-        self.threads = useful_threads(self.handle)
+        self.threads = 1 if self.device.type == "cuda" else useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
         self.forget()
@@ -92,8 +92,8 @@ class LocalLink(ABC):
         threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
         cudnn = torch.backends.cudnn.allow_tf32
         torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         try:
             yield
         finally:

@@ -151,16 +151,17 @@ class Mean:
         """The means; a row that nobody answered holds zeros and counts no clients."""
         if self.clients is None:
             return Reply({}, torch.zeros(() if self.rows is None else (self.rows,), dtype=torch.long))
-        mean = {
-            part: {name: _divide(leaf, self.weights[part]) for name, leaf in sums.items()}
-            for part, sums in self.sums.items()
-        }
+        mean: Payload = {}
+        for part, sums in self.sums.items():
+            safe = torch.where(self.weights[part] > 0, self.weights[part], 1.0)
+            mean[part] = {name: leaf / _beside(safe, leaf) for name, leaf in sums.items()}
         return Reply(mean, self.clients.long())
 
 
-def _divide(leaf: Tensor, weight: Tensor) -> Tensor:
-    safe = torch.where(weight > 0, weight, 1.0).to(leaf.dtype)
-    return leaf / safe.view([*safe.shape, *[1] * (leaf.dim() - safe.dim())])
+def _beside(weight: Tensor, leaf: Tensor) -> Tensor:
+    """A weight, or one for every row, in the type and the dimensions of a leaf."""
+    weight = weight.to(leaf.dtype)
+    return weight.view(-1, *[1] * (leaf.dim() - 1)) if weight.dim() else weight
 
 
 def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:

@@ -22,6 +22,8 @@ from fedge.engine.trace import Traced
 from fedge.federation import Federation
 from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle
 
+FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to draw them
+
 
 class Simulator(LocalLink):
     """A link whose clients live on this device, computed `chunk` jobs at a time.
@@ -44,6 +46,7 @@ class Simulator(LocalLink):
     ) -> None:
         at_least_one("chunk", chunk, optional=True)
         self.chunk, self.compile, self.written = chunk, compile, written
+        self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
         super().__init__(algorithm, federation, device=device, **options)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
@@ -53,9 +56,12 @@ class Simulator(LocalLink):
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
         if self.written:
             try:
-                return WrittenHandle(algorithm.model, algorithm.loss, self.device, fused=self.compile)
+                options = {"fused": self.compile, "half": self.precision == "bf16"}
+                return WrittenHandle(algorithm.model, algorithm.loss, self.device, **options)
             except NotAChain as reason:
                 self.slower = str(reason)
+        if self.precision == "bf16":
+            raise ValueError(f"precision is 'bf16', which needs a chain of known layers: {self.slower}; use 'tf32'")
         kind = FastHandle if self.device.type == "cuda" else Handle
         return kind(algorithm.model, algorithm.loss, self.device)
 
@@ -79,11 +85,12 @@ class Simulator(LocalLink):
         up, kept = 0, _Kept(tasks)
         dropped: list[Drop] = []
         for part in self._chunks(tasks, jobs):
+            positions = part.positions.to(self.device)
             done = self._fold(at, ask, tasks, part)
             kept.add(part, done)
             uploads = {n: u for n, t, u in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(payload_bytes(u) + w.nbytes for u, w in uploads.values())
-            dropped += self._average(mean, part, uploads)
+            dropped += self._average(mean, part, positions, uploads)
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
@@ -151,13 +158,10 @@ class Simulator(LocalLink):
         clients, slots = jobs.clients, None
         if task.rows is not None:
             clients, slots = jobs.clients.unique_consecutive(return_inverse=True)
-        schedule = Schedule(
-            task,
-            self.population.flat_examples(clients),
-            self.population.sizes(clients),
-            client_keys(at, clients),
-            slots,
-        )
+        sizes = self.population.sizes(clients)
+        draws = int(sizes.sum()) * task.epochs
+        place = self.device if draws > FEW else torch.device("cpu")
+        schedule = Schedule(task, self.population.flat_examples(clients, place), sizes, client_keys(at, clients), slots)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             self._folds[kind] = Stacked(task, dims, self.compile, self._most())
@@ -168,6 +172,7 @@ class Simulator(LocalLink):
         return max(1, (1 << 21 if self.device.type == "cpu" else 1 << 28) // self.population.x[0].nbytes)
 
     def _gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
+        indices, mask, keys = (part.to(self.device, non_blocking=True) for part in (indices, mask, keys))
         flat = indices.reshape(-1)
         x = self.population.x.index_select(0, flat).unflatten(0, indices.shape)
         y = self.population.y.index_select(0, flat).unflatten(0, indices.shape)
@@ -184,10 +189,9 @@ class Simulator(LocalLink):
         upload, weight = fold_one(task, sent, batches, len(y), row, step)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
 
-    def _average(self, mean: replies.Mean, jobs: Jobs, uploads: dict[str, Upload]) -> list[Drop]:
+    def _average(self, mean: replies.Mean, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> list[Drop]:
         """Into the mean with the uploads of these jobs, without those that fail a check; all is well, mostly."""
         payloads, weights = [payload for payload, _ in uploads.values()], [weight for _, weight in uploads.values()]
-        positions = jobs.positions.to(self.device)
         part = mean.part(payloads, weights, positions)
         if bool(replies.weights_fit(weights, self.max_weight) & part.finite()):
             mean.merge(part)

@@ -10,9 +10,10 @@ The carry belongs to the step: it may be overwritten.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Payload
-from fedge.engine.rewrite import call_directly, simplify, update_in_place
+from fedge.engine.rewrite import Update, call_directly, simplify, split_updates, update_in_place
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
@@ -88,8 +89,9 @@ class Traced:
         """On a GPU: the recording, compiled if that is wanted and possible, as one CUDA graph."""
         if self.compile:
             try:
-                graph.recompile()
-                return Captured(torch.compile(graph, dynamic=False), leaves, carry)  # it fuses updates by itself
+                parted = copy.deepcopy(graph)
+                updates = split_updates(parted, carry)
+                return Captured(torch.compile(parted, dynamic=False), leaves, carry, updates)
             except Exception as error:
                 line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
                 warnings.warn(f"a step could not be compiled and runs as it was recorded: {line}", stacklevel=2)
@@ -152,7 +154,10 @@ class Captured:
     the last step.
     """
 
-    def __init__(self, step: Function, leaves: list[Tensor], carry: range) -> None:
+    def __init__(
+        self, step: Function, leaves: list[Tensor], carry: range, updates: Sequence[Update] | None = None
+    ) -> None:
+        self.updates = updates
         self.buffers = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self.carry = carry
         self.last: list[Tensor | None] = [None] * len(leaves)
@@ -167,6 +172,11 @@ class Captured:
             self._step(step)
 
     def _step(self, step: Function) -> None:
+        if self.updates is not None:
+            found = step(*self.buffers)
+            for one in self.updates:
+                self.buffers[one.which].view(one.shape).baddbmm_(*found[one.at : one.at + 2], alpha=one.alpha)
+            return
         for index, new in zip(self.carry, step(*self.buffers), strict=True):
             if new.data_ptr() != self.buffers[index].data_ptr():
                 self.buffers[index].copy_(new)

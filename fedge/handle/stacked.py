@@ -4,9 +4,9 @@ A convolution is weights times patches, with the weights as they are stored:
 
     out = W P + b        dW = dout P^T        db = dout 1        dP = W^T dout        dx = sum of dP over patches
 
-In a layer with many pixels and few weights every example is a product of its own, on a copy of its job's weights:
-images lie as [J, B, C, H, W]. In a layer with few pixels and many weights a job is one product and its weights stay
-where they are: images lie as [J, C, B, H, W]. Vectors lie as [J, B, F].
+A job is one product and its weights stay where they are: images lie as [J, C, B, H, W]. In a layer with few weights
+that would be too few and too long sums for dW; there every example is a product of its own, on a copy of its job's
+weights: images lie as [J, B, C, H, W]. Vectors lie as [J, B, F].
 """
 
 from __future__ import annotations
@@ -114,29 +114,32 @@ class Tape:
         weight, bias = self.params[layer.weight], self.params[layer.bias] if layer.bias else None
         jobs, outputs, channels, *kernel = weight.shape
         size = seen(x, kernel, layer["padding"])
-        whole = 4 * outputs > size[0] * size[1]
+        whole = jobs * tiles(outputs) * tiles(channels * kernel[0] * kernel[1]) >= enough(x)
         x, first = self._turn(x, whole), self._is_first()
         examples, depth = x.shape[2 if whole else 1], channels * kernel[0] * kernel[1]
-        found = patches(x, kernel, layer["padding"])  # [J, B, C, kh, kw, H', W'] or with C and B exchanged
+        found = patches(self._kept(padded(x, layer["padding"])), kernel)  # [J, B, C, kh, kw, H', W'] or C before B
         if whole:
             columns, rows = found.permute(0, 1, 3, 4, 2, 5, 6).reshape(jobs, depth, -1), weight.flatten(2)
         else:
             columns, rows = found.reshape(jobs * examples, depth, -1), _each(weight.flatten(2), examples)
             bias = None if bias is None else _each(bias, examples)
-        columns, rows = aligned(columns, 1), aligned(rows, 2)
+        columns, rows = self._kept(aligned(columns, 1)), self._kept(aligned(rows, 2))
         out = self._product(None if bias is None else bias.unsqueeze(2), rows, columns)
 
         def back(g: Tensor) -> Tensor:
-            g = g.reshape(out.shape)
-            slope, level = (g @ columns.mT)[..., :depth], g.sum(2)
-            if not whole:
-                slope, level = (part.unflatten(0, (jobs, examples)).sum(1) for part in (slope, level))
-            self.grads[layer.weight] = slope.reshape(weight.shape)  # type: ignore[index]
+            g = self._kept(g.reshape(out.shape))
+            level = g.sum(2)
+            if whole:
+                slope = g @ columns.mT
+            else:
+                slope = self._total((columns @ g.mT).unflatten(0, (jobs, examples))).mT
+                level = self._total(level.unflatten(0, (jobs, examples)))
+            self.grads[layer.weight] = _cut(slope, depth).reshape(weight.shape)  # type: ignore[index]
             if layer.bias is not None:
                 self.grads[layer.bias] = level
             if first:
                 return g
-            into = (rows[..., :depth].mT @ g).unflatten(1, (channels, *kernel))
+            into = (_cut(rows, depth).mT @ g).unflatten(1, (channels, *kernel))
             into = into.unflatten(-1, (examples, *size) if whole else size)
             into = into.permute(0, 1, 4, 2, 3, 5, 6) if whole else into.unflatten(0, (jobs, examples))
             return put_back(into, layer["padding"], self.fused)
@@ -150,6 +153,14 @@ class Tape:
             self.steps.clear()
         return not self.trained
 
+    def _kept(self, x: Tensor) -> Tensor:
+        """Written to memory once: a compiler would compute it anew for every pixel of a window."""
+        return x.as_strided(x.shape, x.stride()) if self.fused else x
+
+    def _total(self, parts: Tensor) -> Tensor:
+        """The sum over the examples of a job, [J, B, ...]; term by term it is one pass for a compiler."""
+        return self._kept(sum(parts.unbind(1)[1:], parts[:, 0])) if self.fused else parts.sum(1)
+
     def _product(self, bias: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
         self.trained = True
         if bias is None:
@@ -159,21 +170,35 @@ class Tape:
     def pool(self, layer: Layer, x: Tensor) -> Tensor:
         (a, b), (height, width) = layer["kernel"], x.shape[-2:]
         rows, columns = height // a, width // b
-        windows = x[..., : rows * a, : columns * b].unflatten(-2, (rows, a)).unflatten(-1, (columns, b))
+        whole = x if (rows * a, columns * b) == (height, width) else x[..., : rows * a, : columns * b]
+        windows = whole.unflatten(-2, (rows, a)).unflatten(-1, (columns, b))
         out, where = windows[..., 0, :, 0], torch.zeros((), dtype=torch.int8, device=x.device)
         for place in range(1, a * b):  # the first of equal values wins, as in torch's own pool
             other = windows[..., place // b, :, place % b]
             where = torch.where(other > out, _byte(place, x.device), where)
             out = torch.maximum(out, other)
+        where = self._kept(where)
         places = _bytes(a * b, x.device).view(a, 1, b)
 
         def back(g: Tensor) -> Tensor:
+            g = self._kept(g)
             hit = where.unsqueeze(-1).unsqueeze(-3) == places
             spread = torch.where(hit, g.unsqueeze(-1).unsqueeze(-3), 0.0).flatten(-2).flatten(-3, -2)
-            return F.pad(spread, (0, width - columns * b, 0, height - rows * a))
+            left = (0, width - columns * b, 0, height - rows * a)
+            return F.pad(spread, left) if any(left) else spread
 
         self.steps.append(back)
         return torch.as_tensor(out)
+
+
+def tiles(size: int) -> int:
+    """How many tiles of 64 numbers."""
+    return -(-size // 64)
+
+
+def enough(x: Tensor) -> int:
+    """Tiles of 64 x 64 that keep a GPU busy through a long sum; tensor cores are content with fewer."""
+    return 200 if x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else 100
 
 
 def seen(x: Tensor, kernel: Sequence[int], padding: tuple[int, int]) -> tuple[int, int]:
@@ -181,9 +206,12 @@ def seen(x: Tensor, kernel: Sequence[int], padding: tuple[int, int]) -> tuple[in
     return x.shape[-2] + 2 * padding[0] - kernel[0] + 1, x.shape[-1] + 2 * padding[1] - kernel[1] + 1
 
 
-def patches(x: Tensor, kernel: Sequence[int], padding: tuple[int, int]) -> Tensor:
+def padded(x: Tensor, by: tuple[int, int]) -> Tensor:
+    return F.pad(x, (by[1], by[1], by[0], by[0])) if any(by) else x
+
+
+def patches(x: Tensor, kernel: Sequence[int]) -> Tensor:
     """[..., H, W] -> a view [..., kh, kw, H', W'] of what each element of the kernel sees."""
-    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
     return x.unfold(-2, kernel[0], 1).unfold(-2, kernel[1], 1).movedim((-2, -1), (-4, -3))
 
 
@@ -195,7 +223,7 @@ def put_back(found: Tensor, padding: tuple[int, int], fused: bool) -> Tensor:
     """
     kh, kw, rows, columns = found.shape[-4:]
     extra = (kh - 1 - padding[0], kw - 1 - padding[1])
-    found = F.pad(found, (extra[1], extra[1], extra[0], extra[0])) if any(extra) else found
+    found = padded(found, extra)
     height, width = rows + kh - 1 - 2 * padding[0], columns + kw - 1 - 2 * padding[1]
     if fused:
         total: Any = None
@@ -223,6 +251,11 @@ def aligned(x: Tensor, dim: int) -> Tensor:
     """Zeros up to a multiple of 16 bytes: the fast products of a GPU want it."""
     missing = -x.shape[dim] % (16 // x.element_size()) if x.device.type == "cuda" else 0
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x
+
+
+def _cut(x: Tensor, depth: int) -> Tensor:
+    """Without the zeros of `aligned`."""
+    return x if x.shape[-1] == depth else x[..., :depth]
 
 
 _CONSTANTS: dict[Any, Tensor] = {}

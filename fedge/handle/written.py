@@ -19,16 +19,23 @@ from fedge.handle.stacked import Tape
 
 
 class Program:
-    """The written-down gradient of a chain and a loss."""
+    """The written-down gradient of a chain and a loss.
 
-    def __init__(self, layers: list[Layer], loss: Loss, fused: bool = False) -> None:
-        self.layers, self.loss, self.fused = layers, loss, fused
+    `half`: layers compute in bfloat16, on parameters, losses and gradients that stay as they are.
+    """
+
+    def __init__(self, layers: list[Layer], loss: Loss, fused: bool = False, half: bool = False) -> None:
+        self.layers, self.loss, self.fused, self.half = layers, loss, fused, half
 
     def stacked(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""
-        tape = Tape(params, key, self.fused)
-        logits = tape.forward(self.layers, x)
-        return tape.backward(self.downhill(logits, y, mask))
+        if not self.half:
+            tape = Tape(params, key, self.fused)
+            return tape.backward(self.downhill(tape.forward(self.layers, x), y, mask))
+        tape = Tape({name: leaf.bfloat16() for name, leaf in params.items()}, key, self.fused)
+        logits = tape.forward(self.layers, x.bfloat16()).float()
+        grads = tape.backward(self.downhill(logits, y, mask).bfloat16())
+        return {name: leaf.to(params[name].dtype) for name, leaf in grads.items()}
 
     def downhill(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """d (mean loss over the real examples) / d logits, [..., B, C]."""
@@ -88,9 +95,9 @@ def _leading(tensor: Tensor, dim: int | None, jobs: int) -> Tensor:
 class WrittenHandle(Handle):
     """The same functions; the gradient is the program's."""
 
-    def __init__(self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu", fused: bool = False) -> None:
+    def __init__(self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu", **options: bool) -> None:
         super().__init__(module, loss, device)
-        self.program = Program(read(module), loss, fused)
+        self.program = Program(read(module), loss, **options)
 
     def grad(self, params: Params, batch: Batch) -> Params:
         names = tuple(params)
