@@ -28,7 +28,13 @@ class StepError(RuntimeError):
 
 
 def fold_one(
-    task: Task, sent: Payload, batches: Iterable[Batch], examples: int, row: Tensor, take: Traced | None = None
+    task: Task,
+    sent: Payload,
+    batches: Iterable[Batch],
+    examples: int,
+    row: Tensor,
+    take: Traced | None = None,
+    record: bool = True,
 ) -> Upload:
     """start, step over every batch, finish: what a device does. `take` is the step in a form that records itself."""
     step: int | str = "start"
@@ -39,7 +45,8 @@ def fold_one(
             for step, batch in enumerate(batches):  # noqa: B007
                 carry = one_step(task)(sent, carry, batch, row)
         else:
-            for step, found in enumerate(take.fold(sent, carry, batches, row)):  # noqa: B007
+            own = None if record else one_step(task)
+            for step, found in enumerate(take.fold(sent, carry, batches, row, own)):  # noqa: B007
                 carry = found
         step = "finish"
         upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device)), carry)

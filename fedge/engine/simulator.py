@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
 from fedge.engine import replies
 from fedge.engine.batches import Schedule, client_key, client_keys, one_client
+from fedge.engine.crew import Crew
 from fedge.engine.fold import Stacked, Upload, fold_one, one_step
 from fedge.engine.ledger import Row, payload_bytes
 from fedge.engine.local import LocalLink
@@ -50,7 +52,10 @@ class Simulator(LocalLink):
         super().__init__(algorithm, federation, device=device, **options)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
-        self._steps: dict[int, Traced] = {}
+        self._steps: dict[str, Traced] = {}
+        workers = torch.get_num_threads() if self.loops else 1
+        self.crew = Crew(workers, lambda: algorithm.tasks(self.make_handle(algorithm)))
+        self.threads = 1 if workers > 1 else self.threads
         self.forget()
 
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
@@ -84,9 +89,7 @@ class Simulator(LocalLink):
         mean = replies.Mean(None if tasks[0].rows is None else len(ask.rows or range(tasks[0].rows)))
         up, kept = 0, _Kept(tasks)
         dropped: list[Drop] = []
-        for part in self._chunks(tasks, jobs):
-            positions = part.positions.to(self.device)
-            done = self._fold(at, ask, tasks, part)
+        for part, positions, done in self._done(at, ask, tasks, jobs):
             kept.add(part, done)
             uploads = {n: u for n, t, u in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(payload_bytes(u) + w.nbytes for u, w in uploads.values())
@@ -95,6 +98,28 @@ class Simulator(LocalLink):
             self._kept.setdefault(name, {}).update(where)
         self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
         return mean.reply(), dropped, len(jobs.clients)
+
+    def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Upload]]]:
+        """Every chunk of jobs, its positions on the device and what it uploads; single jobs by a worker a core."""
+        chunks = self._chunks(tasks, jobs)
+        shared = self.loops and 1 < self.crew.workers <= len(jobs.clients)
+        known = all(name in self._steps and self._steps[name].recorded for name in ask.tasks)
+        for part in chunks if not shared else islice(chunks, 0 if known else 1):  # workers record nothing
+            positions = part.positions.to(self.device)
+            yield part, positions, self._fold(at, ask, tasks, part)
+        if not shared:
+            return
+
+        def work(part: Jobs, own: Mapping[str, Task]) -> list[Upload]:
+            return self._fold(at, ask, [own[name] for name in ask.tasks], part, record=False)
+
+        for part, done in self.crew.map(work, chunks):
+            yield part, part.positions, done
+
+    @property
+    def loops(self) -> bool:
+        """Whether jobs are computed one by one on a CPU."""
+        return self.device.type == "cpu" and (self.budget.loop if self.chunk is None else self.chunk == 1)
 
     def _row(self, at: At, ask: Ask, task: Task, jobs: Jobs, up: int) -> Row:
         total = payload_bytes(ask.send)
@@ -143,12 +168,14 @@ class Simulator(LocalLink):
             payload[name] = part if index is None else tree.take(part, torch.tensor(index, device=self.device))
         return payload, dims
 
-    def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> list[Upload]:
+    def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, record: bool = True) -> list[Upload]:
         payload, dims = self._payload(ask, tasks[0], jobs)
-        run = self._plainly if len(jobs.clients) == 1 else self._stacked
         done = []
-        for task in tasks:
-            upload, weight = run(at, task, payload, dims, jobs)
+        for name, task in zip(ask.tasks, tasks, strict=True):
+            if len(jobs.clients) == 1:
+                upload, weight = self._plainly(at, name, task, payload, dims, jobs, record)
+            else:
+                upload, weight = self._stacked(at, task, payload, dims, jobs)
             done.append((upload, weight))
             payload = payload | {name: upload[name] for name in task.keeps}
             dims = dims | dict.fromkeys(task.keeps, 0)
@@ -178,15 +205,25 @@ class Simulator(LocalLink):
         y = self.population.y.index_select(0, flat).unflatten(0, indices.shape)
         return Batch(x, y, mask, keys)
 
-    def _plainly(self, at: At, task: Task, payload: Payload, dims: dict[str, int | None], jobs: Jobs) -> Upload:
+    def _plainly(
+        self,
+        at: At,
+        name: str,
+        task: Task,
+        payload: Payload,
+        dims: dict[str, int | None],
+        jobs: Jobs,
+        record: bool,
+    ) -> Upload:
         client = int(jobs.clients[0])
         sent = {n: tree.take(p, 0) if dims[n] == 0 else p for n, p in payload.items()}
         chosen = self.population.examples(client)
         x, y = self.population.x[chosen], self.population.y[chosen]
         row = jobs.rows[0].to(self.device)
         batches = one_client(task, x, y, client_key(at, client))
-        step = self._steps.setdefault(id(task), Traced(one_step(task)))
-        upload, weight = fold_one(task, sent, batches, len(y), row, step)
+        if name not in self._steps:
+            self._steps[name] = Traced(one_step(task))
+        upload, weight = fold_one(task, sent, batches, len(y), row, self._steps[name], record)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
 
     def _average(self, mean: replies.Mean, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> list[Drop]:

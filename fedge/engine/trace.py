@@ -40,8 +40,13 @@ class Traced:
         self.recorded: dict[Any, Function] = {}
         self._kinds: dict[Any, int] = {}
 
-    def fold(self, sent: Payload, carry: Carry, batches: Iterable[Batch], row: Tensor) -> Iterator[Carry | None]:
-        """Step over the batches; yields None before each, and the carry after the last."""
+    def fold(
+        self, sent: Payload, carry: Carry, batches: Iterable[Batch], row: Tensor, function: Function | None = None
+    ) -> Iterator[Carry | None]:
+        """Step over the batches; yields None before each, and the carry after the last.
+
+        `function` is the same step for another thread: it replays what is recorded, and records nothing.
+        """
         fixed, sent_spec = pytree.tree_flatten(sent)
         flat, spec = pytree.tree_flatten(carry)
         kind = (sent_spec, spec, row.shape, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*fixed, *flat)))
@@ -56,8 +61,9 @@ class Traced:
                 run, last = self.recorded.get(shapes), seen
             if run is None:
                 args = (sent, pytree.tree_unflatten(flat, spec), batch, row)
-                self._count(shapes, args, row.device.type)
-                flat = pytree.tree_leaves(self.function(*args))
+                if function is None:
+                    self._count(shapes, args, row.device.type)
+                flat = pytree.tree_leaves((function or self.function)(*args))
             else:
                 before, flat = flat, run(*fixed, *flat, *batch, row)
                 run = run if _alike(before, flat) else None

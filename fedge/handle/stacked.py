@@ -117,7 +117,8 @@ class Tape:
         whole = jobs * tiles(outputs) * tiles(channels * kernel[0] * kernel[1]) >= enough(x)
         x, first = self._turn(x, whole), self._is_first()
         examples, depth = x.shape[2 if whole else 1], channels * kernel[0] * kernel[1]
-        found = patches(self._kept(padded(x, layer["padding"])), kernel)  # [J, B, C, kh, kw, H', W'] or C before B
+        x = self._kept(padded(x, layer["padding"])) if any(layer["padding"]) else x
+        found = patches(x, kernel)  # [J, B, C, kh, kw, H', W'], or C before B
         if whole:
             columns, rows = found.permute(0, 1, 3, 4, 2, 5, 6).reshape(jobs, depth, -1), weight.flatten(2)
         else:

@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from fedge.core import Batch, Loss, Params
 from fedge.handle.chain import Layer, NotAChain, read
+from fedge.handle.lone import LoneTape
 from fedge.handle.plain import Handle, cross_entropy
 from fedge.handle.stacked import Tape
 
@@ -36,6 +37,15 @@ class Program:
         logits = tape.forward(self.layers, x.bfloat16()).float()
         grads = tape.backward(self.downhill(logits, y, mask).bfloat16())
         return {name: leaf.to(params[name].dtype) for name, leaf in grads.items()}
+
+    def one(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
+        """The gradient of one job."""
+        if x.device.type == "cpu" and not self.half:
+            tape = LoneTape(params, key)
+            return tape.backward(self.downhill(tape.forward(self.layers, x), y, mask))
+        first = {name: leaf.unsqueeze(0) for name, leaf in params.items()}
+        found = self.stacked(x.unsqueeze(0), y.unsqueeze(0), mask.unsqueeze(0), key.unsqueeze(0), first)
+        return {name: leaf.squeeze(0) for name, leaf in found.items()}
 
     def downhill(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """d (mean loss over the real examples) / d logits, [..., B, C]."""
@@ -70,9 +80,8 @@ class Gradient(Function):
 
     @staticmethod
     def forward(program: Program, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, key: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:  # fmt: skip # noqa: E501
-        params = {name: leaf.unsqueeze(0) for name, leaf in zip(names, leaves, strict=True)}
-        found = program.stacked(x.unsqueeze(0), y.unsqueeze(0), mask.unsqueeze(0), key.unsqueeze(0), params)
-        return tuple(found[name].squeeze(0) for name in names)
+        found = program.one(x, y, mask, key, dict(zip(names, leaves, strict=True)))
+        return tuple(found[name] for name in names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

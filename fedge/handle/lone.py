@@ -1,0 +1,119 @@
+"""The gradient of a chain for one job on a CPU, written down with torch's own kernels.
+
+One client's batch is too little for several threads; what counts are the kernels. Images are kept channels last, where
+a pool takes a tenth of its time; the rules are those of `stacked` without the job axis.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedge.core import Params
+from fedge.handle.chain import Layer
+from fedge.handle.stacked import Back
+from fedge.keys import fold_tensor, keep_mask
+
+aten = torch.ops.aten
+
+
+class LoneTape:
+    """A forward pass that remembers how to go back; `grads` fills on the way."""
+
+    def __init__(self, params: Params, key: Tensor) -> None:
+        self.params, self.key = params, key
+        self.steps: list[Back] = []
+        self.grads: Params = {}
+        self.dropouts, self.trained = 0, False
+
+    def forward(self, layers: list[Layer], x: Tensor) -> Tensor:
+        for layer in layers:
+            x = getattr(self, layer.kind)(layer, x)
+        return x
+
+    def backward(self, g: Tensor) -> Params:
+        for back in reversed(self.steps):
+            g = back(g)
+        return self.grads
+
+    def _step(self, out: Tensor, back: Back) -> Tensor:
+        self.steps.append(back)
+        return out
+
+    def _is_first(self) -> bool:
+        """Whether no layer before this one wants a gradient; the way back then ends here."""
+        first, self.trained = not self.trained, True
+        if first:
+            self.steps.clear()
+        return first
+
+    def relu(self, layer: Layer, x: Tensor) -> Tensor:
+        out = x.relu()
+        return self._step(out, lambda g: aten.threshold_backward(g, out, 0))
+
+    def tanh(self, layer: Layer, x: Tensor) -> Tensor:
+        out = x.tanh()
+        return self._step(out, lambda g: g * (1 - out * out))
+
+    def sigmoid(self, layer: Layer, x: Tensor) -> Tensor:
+        out = x.sigmoid()
+        return self._step(out, lambda g: g * (out * (1 - out)))
+
+    def dropout(self, layer: Layer, x: Tensor) -> Tensor:
+        self.dropouts += 1
+        p = layer["p"]
+        if p == 0 or p == 1:
+            return self._step(x, lambda g: g) if p == 0 else self._step(x * 0, lambda g: g * 0)
+        scale = keep_mask(fold_tensor(self.key, self.dropouts), x.shape, p, x.device).to(x.dtype) / (1 - p)
+        return self._step(x * scale, lambda g: g * scale)
+
+    def flatten(self, layer: Layer, x: Tensor) -> Tensor:
+        shape = x.shape
+        return self._step(x.flatten(1), lambda g: g.view(shape))
+
+    def linear(self, layer: Layer, x: Tensor) -> Tensor:
+        assert layer.weight is not None
+        first = self._is_first()
+        shape, flat, weight = x.shape, x.flatten(0, -2), self.params[layer.weight]
+        out = flat @ weight.mT if layer.bias is None else torch.addmm(self.params[layer.bias], flat, weight.mT)
+
+        def back(g: Tensor) -> Tensor:
+            g = g.flatten(0, -2)
+            self.grads[layer.weight] = g.mT @ flat  # type: ignore[index]
+            if layer.bias is not None:
+                self.grads[layer.bias] = g.sum(0)
+            return g if first else (g @ weight).view(shape)
+
+        return self._step(out.view(*shape[:-1], -1), back)
+
+    def conv(self, layer: Layer, x: Tensor) -> Tensor:
+        assert layer.weight is not None
+        first, padding = self._is_first(), list(layer["padding"])
+        x, weight = x.contiguous(memory_format=torch.channels_last), self.params[layer.weight]
+        out = F.conv2d(x, weight, None if layer.bias is None else self.params[layer.bias], padding=padding)
+
+        def back(g: Tensor) -> Tensor:
+            g = g.contiguous() if first else g  # without an input gradient, rows of pixels are faster
+            wanted = [not first, True, layer.bias is not None]
+            into, slope, level = aten.convolution_backward(
+                g, x, weight, [len(weight)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
+            )
+            self.grads[layer.weight] = slope  # type: ignore[index]
+            if layer.bias is not None:
+                self.grads[layer.bias] = level
+            return g if first else into
+
+        return self._step(out.contiguous(memory_format=torch.channels_last), back)
+
+    def pool(self, layer: Layer, x: Tensor) -> Tensor:
+        kernel = list(layer["kernel"])
+        x = x.contiguous(memory_format=torch.channels_last)
+        out, where = aten.max_pool2d_with_indices(x, kernel)
+
+        def back(g: Tensor) -> Tensor:
+            g = g.contiguous(memory_format=torch.channels_last)
+            found: Tensor = aten.max_pool2d_with_indices_backward(g, x, kernel, kernel, [0, 0], [1, 1], False, where)
+            return found
+
+        return self._step(out, back)
