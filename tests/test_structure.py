@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "toml",
     },
     "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train"},
-    "cli": {*BASE, "federation", "engine", "run", "runfolder", "experiment", "report", "deploy", "bench"},
+    "cli": {*BASE, "data", "federation", "engine", "run", "runfolder", "experiment", "report", "deploy", "bench"},
 }
 NEEDS_AN_EXTRA = {
     "typer",

@@ -8,6 +8,7 @@ import typer
 
 from fedge import __version__
 from fedge.cli.bench import bench
+from fedge.cli.data import data_app
 from fedge.cli.partition import partition_app
 from fedge.cli.report import report
 from fedge.cli.run import run
@@ -57,4 +58,5 @@ app.command(
     epilog=examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared")
 )(report)
 app.command(epilog=examples("fedge bench", "fedge bench B C --repeats 9", "fedge bench --check"))(bench)
+app.add_typer(data_app, name="data")
 app.add_typer(partition_app, name="partition")
