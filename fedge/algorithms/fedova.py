@@ -118,6 +118,9 @@ class FedOVA(Algorithm[State]):
         """The module's names, with a leading class axis."""
         return tree.stack([self.inner.params(one) for one in state])
 
+    def with_params(self, state: State, params: Params) -> State:
+        return [self.inner.with_params(one, tree.take(params, row)) for row, one in enumerate(state)]
+
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         """The inner loss of "class i or not", the mean over the classes; only the difference of two logits counts."""
         each = [
