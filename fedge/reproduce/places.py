@@ -1,7 +1,11 @@
-"""Where the experiments of the paper lie: in `benchmarks/paper` of a checkout, or inside the installed package."""
+"""Where the experiments of the paper lie: in `benchmarks/paper` of a checkout, or inside the installed package.
+
+FEDGE_PAPER names another folder of the same form, for a copy with changes of your own.
+"""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -13,12 +17,17 @@ from fedge.experiment import ExperimentError
 EXPERIMENTS = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
 TUNE = "tune"
 DATASETS = ("fmnist", "cifar10", "kws")
+VARIABLE = "FEDGE_PAPER"
 PAPER, GRID = "paper.toml", "grid.toml"
 PACKAGE = Path(__file__).resolve().parent
 
 
 def root() -> Path:
     """The folder with one folder an experiment."""
+    if given := os.environ.get(VARIABLE):
+        if not (Path(given) / PAPER).is_file():
+            raise ExperimentError(f"{VARIABLE} is {given!r}, a folder without {PAPER}: copy benchmarks/paper there")
+        return Path(given)
     for folder in (PACKAGE.parents[1] / "benchmarks" / "paper", PACKAGE / "paper"):
         if (folder / PAPER).is_file():
             return folder

@@ -56,7 +56,7 @@ def _choose(campaign: Campaign, store: Store, file: Path, position: int, job: Jo
     alive, trials = grid(job.method), list[Line]()
     for share in (4, 2, 1):
         budget = max(1, job.rounds // share)
-        scored = [(_trial(campaign, store, _with(file, position, one, budget), job.rounds), one) for one in alive]
+        scored = [(_trial(campaign, store, _with(file, position, job, one, budget), job.rounds), one) for one in alive]
         trials = [{"setting": setting, "rounds": budget, "validation": score} for score, setting in scored] + trials
         ranked = sorted(scored, key=lambda one: -one[0])  # stable: the first of equals
         alive = [setting for _, setting in ranked[: max(1, len(ranked) // 2)]]
@@ -66,7 +66,7 @@ def _choose(campaign: Campaign, store: Store, file: Path, position: int, job: Jo
         store.add(line)
     for setting in grid(job.method):
         shutil.rmtree(
-            campaign.out / "runs" / _folder(_with(file, position, setting, 1), job.rounds), ignore_errors=True
+            campaign.out / "runs" / _folder(_with(file, position, job, setting, 1), job.rounds), ignore_errors=True
         )
     return line
 
@@ -77,8 +77,9 @@ def _trial(campaign: Campaign, store: Store, job: Job, budget: int) -> float:
     return 0.0 if line["failed"] else round(mean(line["test_accuracy"][-LAST:]), 5)
 
 
-def _with(file: Path, position: int, setting: Setting, rounds: int) -> Job:
-    return of_file(TUNE, file, SEED, rounds, lambda dataset, method: setting)[position]
+def _with(file: Path, position: int, job: Job, setting: Setting, rounds: int) -> Job:
+    """The same job with a setting and a number of rounds."""
+    return of_file(TUNE, file, SEED, rounds, lambda _, method: setting if method == job.method else {})[position]
 
 
 def _folder(job: Job, budget: int) -> str:
