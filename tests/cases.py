@@ -81,6 +81,7 @@ def algorithms() -> dict[str, Algorithm]:
     binary = {**first_order(2), **second_order(2)}
     names = ("fedavg", "fedavg_decay", "fedavg_server_adam", "feddane", "lbfgs", "lbfgs_product", "lbfgs_product_next")
     wrapped = {f"fedova_{name}": fedge.FedOVA(binary[name], classes=3, weighted="adam" in name) for name in names}
+    wrapped["fedova_balanced"] = fedge.FedOVA(binary["fedavg"], classes=3, positive_weight=2.0)
     shared = {f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3) for name in ("fedavg", "feddane", "lbfgs")}
     shared["sharing_fedova"] = fedge.DataSharing(wrapped["fedova_fedavg"], beta=0.3)
     means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "lbfgs")}

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
 from fedge.cli.errors import FAILED, fail, one_line
+from fedge.cli.run import say
 from fedge.cli.text import examples
 from fedge.data import DataError
 from fedge.data.catalogue import LOADERS, entry
@@ -26,12 +26,9 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Get 
 @data_app.command("list", epilog=examples("fedge data list"))
 def list_() -> None:
     """List the data sets, and where each is on this machine."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "what", "licence", "where"):
-        table.add_column(column, overflow="fold")
+    wide = max(map(len, LOADERS)) + 2
     for name, one in LOADERS.items():
-        table.add_row(name, one.about, one.licence, _where(name))
-    Console().print(table)
+        say(Console(), f"{name:{wide}}{one.about} ({one.licence})\n{'':{wide}}{_where(name)}")
 
 
 def _where(name: str) -> str:
@@ -56,7 +53,7 @@ def get(name: Annotated[str, typer.Argument(metavar="NAME")], source: Source = N
     with one_line(), _Bar(console) as bar:
         _known(name)
         data, folder = get_data(name, source, bar)
-    console.print(f"{name}: {data!r} in {folder}", soft_wrap=True, markup=False, highlight=False)
+    say(console, f"{name}: {data!r} in {folder}")
 
 
 @data_app.command(epilog=examples("fedge data check", "fedge data check cifar10 --from cifar-10-python.tar.gz"))
