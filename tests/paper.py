@@ -76,6 +76,8 @@ batch-epochs = "Batches"
 fmnist = "Digits"
 [targets]
 fmnist = { test = 20, train = 99.9 }
+[goals]
+fmnist = 20
 [noniid]
 fmnist-l2 = { FedAvg = 10.0, FedOVA = 99.0 }
 [clients]

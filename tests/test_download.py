@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -94,6 +95,12 @@ def test_an_interrupted_download_starts_over(address: str, tmp_path: Path) -> No
     (path,) = download([Remote(f"{address}/whole.bin", CHECKSUM)], tmp_path)
     assert path.read_bytes() == CONTENT
     assert [one.name for one in tmp_path.iterdir()] == ["whole.bin"]
+
+
+def test_without_pooch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(DataError, match=r"need pooch: pip install 'fedge\[download\]'"):
+        download([Remote("http://127.0.0.1:1/x", CHECKSUM)], tmp_path)
 
 
 def test_no_server_is_one_line(tmp_path: Path) -> None:

@@ -314,6 +314,13 @@ def test_the_table_of_optimisers_has_rounds_to_targets(tiny: Path, tmp_path: Pat
     assert row == "| FedAvg | 98.2 | 200 | 32.5 ± 24.7 | 32.5 ± 24.7 | 2 (1 of 2 seeds) | not reached |"
 
 
+def test_a_figure_has_where_its_curves_end_and_when_they_get_there(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("batch-epochs", "fmnist", [0])
+    assert table(wanted, store).splitlines()[2] == "| fmnist | FedOVA, B = 20 | not run | not run |"
+    store.add(fake(wanted[0], 0.5))
+    assert table(wanted, store).splitlines()[2] == "| fmnist | FedOVA, B = 20 | 50.0 | 2 |"
+
+
 def test_claims_are_judged(tiny: Path, tmp_path: Path) -> None:
     store, wanted = Store(tmp_path / "x.jsonl"), jobs("clients", "fmnist", [0])
     accuracy = {("fmnist-k20", "FedAvg"): 0.5, ("fmnist-k20", "FedOVA"): 0.61, ("fmnist-k40", "FedOVA"): 0.60}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import librosa
@@ -46,6 +47,17 @@ def test_mfcc_is_what_it_says() -> None:
     for clip, one in zip(clips, found, strict=True):
         assert clip is not None
         assert np.abs(one - plain_mfcc(clip)).max() < 0.01
+
+
+def test_without_librosa_audio_says_what_to_install_and_features_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_features(tmp_path / "kws_mfcc_50x16.npz", some_features())
+    for name in ("librosa", "pooch", "scipy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert len(read_features(speech_commands.find(tmp_path)).label) == 40
+    with pytest.raises(DataError, match=r"need librosa: pip install 'fedge\[audio\]'"):
+        mfcc([np.zeros(16_000, np.float32)])
 
 
 def test_silence_has_features_too() -> None:

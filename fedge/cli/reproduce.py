@@ -14,6 +14,7 @@ from rich.status import Status
 
 from fedge.cli.errors import INTERRUPTED, one_line
 from fedge.cli.interrupt import Interrupt
+from fedge.cli.progress import Display
 from fedge.cli.run import say
 from fedge.cli.text import pace, percent
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune
@@ -93,12 +94,12 @@ class _Work:
 
     def all(self, names: list[str], deadline: float | None) -> int:
         """Runs everything; returns the exit code."""
-        with Interrupt(lambda: None) as interrupt, self.console.status("starting") as status:
+        with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
             self.campaign.stop = _stop(interrupt, deadline)
             self.campaign.tell = _Say(self.console, status)
             try:
-                for name in names:
-                    for dataset in self.datasets:
+                for dataset in self.datasets:  # outside, so that its data are loaded once for all names
+                    for name in names:
                         self._one(name, dataset)
             except Stopped:
                 pass

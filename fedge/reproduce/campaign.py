@@ -117,10 +117,12 @@ class Campaign:
         return self._data[name]
 
     def _line(self, job: Job, run: Run[Any] | None, failed: str | None) -> Line:
+        from fedge import __version__
+
         head = {"key": job.key, "experiment": job.experiment, "cell": job.cell, "label": job.label, "seed": job.seed}
         tail = {
             "config": job.config,
-            "versions": versions(),
+            "versions": versions() | {"fedge": __version__},  # also where fedge is not installed
             "hardware": hardware(self.device),
             "engine": {"precision": "fp32", "compile": False} | self.engine,
         }

@@ -11,6 +11,7 @@ from fedge.reproduce.store import Line, Store
 
 NOT_RUN = "not run"
 NOTHING = "–"
+FIGURES = ("curves", "batch-epochs")  # the paper states no numbers for these
 
 
 class Cell:
@@ -83,6 +84,8 @@ def table(jobs: Sequence[Job], store: Store) -> str:
     found = cells(jobs, store)
     if jobs[0].experiment == "optimisers":
         return _optimisers(found, jobs[0].dataset)
+    if jobs[0].experiment in FIGURES:
+        return _figure(found, jobs[0].dataset)
     names = list(dict.fromkeys(job.cell for job in jobs))
     heads = [f"{_name(name)}: {side}" for name in names for side in ("paper", "ours")]
     rows = []
@@ -102,6 +105,17 @@ def _name(cell: str) -> str:
 
 def _paper(cell: Cell) -> str:
     return NOTHING if cell.paper is None else f"{cell.paper:g}"
+
+
+def _figure(found: dict[str, dict[str, Cell]], dataset: str) -> str:
+    """Where a curve ends and how soon it gets there."""
+    goal = paper()["goals"][dataset]
+    rows = [
+        [name, label, cell.text(), cell.reached("test_accuracy", goal)]
+        for label, row in found.items()
+        for name, cell in row.items()
+    ]
+    return markdown(["panel", "method", "ours: final test, %", f"ours: rounds to {goal:g} %"], rows)
 
 
 def _optimisers(found: dict[str, dict[str, Cell]], dataset: str) -> str:
