@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from fedge.experiment import ExperimentError, parse
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, places, tune
 from fedge.reproduce.campaign import Tell
 from fedge.reproduce.claims import claims
-from fedge.reproduce.figures import draw
+from fedge.reproduce.figures import draw, limits
 from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
 from fedge.reproduce.tuning import MOST, TRIALS, grid
 
@@ -342,6 +343,12 @@ def test_figures_show_what_there_is(tiny: Path, tmp_path: Path) -> None:
     picture = draw(wanted, store, tmp_path / "some.png")
     assert picture is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_shows_the_ends_of_all_its_curves() -> None:
+    low, high = limits(np.array([10.0] + [60.0] * 30 + [90.0]))
+    assert 50 <= low < 60
+    assert 90 < high <= 100
 
 
 def test_spread_of_one_seed_is_its_value() -> None:

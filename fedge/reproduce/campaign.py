@@ -26,6 +26,7 @@ from fedge.runfolder import RunFolderError, versions
 from fedge.train import train
 
 RESULTS = "results.jsonl"
+CHECKPOINT_EVERY = {"cpu": 1}  # where a round of a large network takes minutes
 
 
 class Stopped(Exception):
@@ -90,7 +91,7 @@ class Campaign:
             run = train(
                 algorithm,
                 setup.federation,
-                **setup.train,
+                **setup.train | {"checkpoint_every": CHECKPOINT_EVERY.get(self.device, 10)},
                 out=place,
                 resume=place.is_dir(),
                 config=job.config,

@@ -30,9 +30,11 @@ def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
         return None
     figure = Figure(figsize=(1 + 4.2 * len(names), 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for label, row in rows.items():
-            _curve(axes, label, _lines(row, name), SMOOTHED if jobs[0].experiment == "batch-epochs" else 1)
-        axes.set(title=name, xlabel="round", ylabel="test accuracy, %")
+        window = SMOOTHED if jobs[0].experiment == "batch-epochs" else 1
+        curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
+        shown = np.concatenate([_curve(axes, label, lines, window) for label, lines in curves.items()])
+        axes.set(title=name, xlabel="round", ylabel="test accuracy, %", ylim=limits(shown))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.suptitle(f"{paper()['titles'][jobs[0].experiment]}, {paper()['datasets'][jobs[0].dataset]}", fontsize=10)
@@ -45,15 +47,20 @@ def _lines(row: dict[str, Cell], name: str) -> list[list[float]]:
     return [line["test_accuracy"] for line in row[name].good] if name in row else []
 
 
-def _curve(axes: Any, label: str, series: list[list[float]], window: int) -> None:
-    if not series:
-        return
+def limits(values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """All of the end, without the depths of the first few rounds."""
+    return max(0.0, float(np.percentile(values, 5)) - 5), min(100.0, float(values.max()) + 2)
+
+
+def _curve(axes: Any, label: str, series: list[list[float]], window: int) -> np.ndarray[Any, Any]:
+    """Draws one method; returns its values."""
     values = 100 * np.array([_smooth(one, window) for one in series])  # [seeds, rounds]
-    middle, wide = values.mean(0), values.std(0)
+    middle: np.ndarray[Any, Any] = values.mean(0)
+    wide = values.std(0)
     at = np.arange(1, len(middle) + 1)
     (line,) = axes.plot(at, middle, label=label, linewidth=1.3)
     axes.fill_between(at, middle - wide, middle + wide, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set_ylim(bottom=max(0.0, float(np.percentile(values, 5)) - 5))
+    return middle
 
 
 def _smooth(series: list[float], window: int) -> np.ndarray[Any, Any]:
