@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format clean
+.PHONY: help setup run test test-data check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with fedge (editable) and the development tools
 
@@ -19,6 +19,9 @@ run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/
 
 test: $(STAMP) ## run the tests (options: make test ARGS='-k partition')
 	$(BIN)/python -m pytest $(ARGS)
+
+test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
+	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)
 
 check: $(STAMP) ## check formatting, lint and types
 	$(BIN)/ruff format --check .

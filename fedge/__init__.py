@@ -1,7 +1,7 @@
 """fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet."""
 
 from fedge import data, models, partition
-from fedge.algorithms import DataSharing, FedAvg, FedDANE, FedOVA, FisherLBFGS
+from fedge.algorithms import Averaged, DataSharing, FedAvg, FedDANE, FedOVA, FisherLBFGS
 from fedge.core import Algorithm, Ask, Batch, Reply, Task
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Ask",
+    "Averaged",
     "Batch",
     "DataSharing",
     "FedAvg",

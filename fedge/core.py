@@ -176,6 +176,10 @@ class Algorithm(ABC, Generic[S]):
         params: Params = state["params"]  # type: ignore[index]
         return params
 
+    def with_params(self, state: S, params: Params) -> S:
+        """The same state with other trained parameters."""
+        return {**state, "params": params}  # type: ignore[dict-item,return-value]
+
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         """The loss of every example, from its scores, [N]; what evaluation reports the mean of."""
         return self.loss(scores, y)

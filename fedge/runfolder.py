@@ -32,6 +32,7 @@ MAY_DIFFER = {
     "train.rounds",
     "train.checkpoint_every",
     "train.device",
+    "data.path",
 }  # between the checkpoint and the run that goes on from it
 HEAT_MAP_CLIENTS = 1000
 

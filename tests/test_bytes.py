@@ -53,6 +53,10 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
         fedge.FedOVA(fedge.FisherLBFGS(model(2), epochs=1)),
         *[(2 * C * BINARY * B, 2 * C * (2 * BINARY * B + 8))] * 2,
     ),
+    "fedavg_decay": (fedge.FedAvg(model(), lr_decay=0.9), *[(C * D * B + C * B, C * (D * B + 4))] * 2),
+    "feddane_decay": (fedge.FedDANE(model(), lr_decay=0.9), *[(2 * C * D * B + C * B, 2 * C * (D * B + 4))] * 2),
+    "diagonal_decay": (lbfgs(lr_decay=0.9), *[(C * D * B + C * B, C * (2 * D * B + 8))] * 2),
+    "averaged": (fedge.Averaged(fedge.FedAvg(model())), *[(C * D * B, C * (D * B + 4))] * 2),
     "sharing": (fedge.DataSharing(fedge.FedAvg(model()), 0.2), *[(C * D * B, C * (D * B + 4))] * 2),
 }
 

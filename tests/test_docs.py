@@ -112,7 +112,7 @@ def test_every_name_is_listed_with_its_defaults() -> None:
         part = PARTS[table.strip("`[]")]
         for one in re.findall(r"`(\w+)`", names):
             listed.setdefault(table.strip("`[]"), set()).add(one)
-            known = fields_of(part.choices[one]) if part.key else {}
+            known = fields_of(part.choices[one] if part.key else part.chosen({}, ""))
             for field, default in re.findall(r"`(\w+) = ([^`]+)`", fields):
                 value = tomllib.loads(f"value = {default}")["value"]
                 assert known[field].default == convert(value, known[field].hint), f"{one}: {field}"

@@ -235,7 +235,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("target=high", "target is 'high', expected a number"),
         ("name=...", "name is '...', it must have a letter or a digit"),
         ("data.name=digit", "data: unknown data set 'digit' (did you mean 'digits'?)"),
-        ("data.path=x", "data: unknown key 'path'"),
+        ("data.folder=x", "data: unknown key 'folder'"),
         ("partition.kind=dirichelt", "partition: kind is 'dirichelt' (did you mean 'dirichlet'?)"),
         ("partition.kind=by_group", "partition: groups is needed, and cannot be written in a file"),
         ("partition.labels=2", "partition: unknown key 'labels'"),

@@ -236,3 +236,24 @@ def test_a_class_whose_only_holder_fails_does_not_end_the_run() -> None:
     run = fedge.train(fedge.FedOVA(inner, classes=3), fedge.Federation(bad, lists), rounds=3)
     assert all({drop["client"] for drop in record["dropped"]} == {1} for record in run.history)
     assert torch.equal(run.params["fc1.weight"][2], dict(BINARY.named_parameters())["fc1.weight"])
+
+
+def test_a_positive_weight_is_that_many_copies_of_the_class() -> None:
+    """One step on all examples at once: weight 3 moves like three copies of every positive example, mean aside."""
+    data = toy_data(classes=2)
+    lists = [list(range(20))]
+    positives = [at for at in lists[0] if int(data.train_y[at]) == 1]
+    model = toy_model(outputs=2)
+
+    def moved(clients: list[list[int]], examples: int, **options: float) -> dict[str, torch.Tensor]:
+        inner = fedge.FedAvg(model, lr=0.1 * examples, epochs=1, batch_size=None)
+        algorithm = fedge.FedOVA(inner, classes=2, **options)
+        run = fedge.train(algorithm, fedge.Federation(data, clients), rounds=1)
+        return {name: leaf[1] for name, leaf in run.params.items()}  # of the class that the copies are of
+
+    weighted = moved(lists, 20, positive_weight=3.0)
+    copied = moved([lists[0] + 2 * positives], 20 + 2 * len(positives))
+    assert close(weighted, copied) < 1e-12
+    assert close(weighted, moved(lists, 20)) > 1e-4
+    with pytest.raises(ValueError, match="positive_weight is 0"):
+        fedge.FedOVA(fedge.FedAvg(model), classes=2, positive_weight=0)

@@ -47,7 +47,20 @@ ALLOWED: dict[str, set[str]] = {
         "toml",
     },
     "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train"},
-    "cli": {*BASE, "federation", "engine", "run", "runfolder", "experiment", "report", "deploy", "bench"},
+    "reproduce": {*BASE, "data", "engine", "train", "run", "runfolder", "experiment"},
+    "cli": {
+        *BASE,
+        "data",
+        "reproduce",
+        "federation",
+        "engine",
+        "run",
+        "runfolder",
+        "experiment",
+        "report",
+        "deploy",
+        "bench",
+    },
 }
 NEEDS_AN_EXTRA = {
     "typer",

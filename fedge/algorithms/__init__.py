@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedge.algorithms.averaged import Averaged
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.feddane import FedDANE
@@ -15,6 +16,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fisher_lbfgs": FisherLBFGS,
     "fedova": FedOVA,
     "data_sharing": DataSharing,
+    "averaged": Averaged,
 }
 
-__all__ = ["ALGORITHMS", "DataSharing", "FedAvg", "FedDANE", "FedOVA", "FisherLBFGS"]
+__all__ = ["ALGORITHMS", "Averaged", "DataSharing", "FedAvg", "FedDANE", "FedOVA", "FisherLBFGS"]

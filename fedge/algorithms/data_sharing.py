@@ -64,6 +64,9 @@ class DataSharing(Algorithm[Any]):
     def params(self, state: Any) -> Params:
         return self.inner.params(state)
 
+    def with_params(self, state: Any, params: Params) -> Any:
+        return self.inner.with_params(state, params)
+
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.inner.losses(scores, y)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fedge import tree
+from fedge.algorithms import schedule
 from fedge.algorithms.local import SGD, Adam, Moments, Optimiser
 from fedge.checks import at_least_one, choice, non_negative, positive, unit_interval
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
@@ -28,13 +29,15 @@ class FedAvg(Algorithm[State]):
         w_{t+1} = server step along  sum_k n_k delta_k / sum_k n_k
 
     The server step is w + server_lr * mean by default (FedAvg is server_lr = 1); with `server_momentum` or
-    `server_optimiser="adam"` the negative mean is the gradient of SGD with momentum or Adam.
+    `server_optimiser="adam"` the negative mean is the gradient of SGD with momentum or Adam. The local step size is
+    lr * lr_decay^t.
 
-    Bytes a round, d parameters of b bytes, cohort c: down c d b, up c (d b + 4).
+    Bytes a round, d parameters of b bytes, cohort c: down c d b, up c (d b + 4); with lr_decay < 1 also down c b.
     """
 
     model: nn.Module
     lr: float = 0.1
+    lr_decay: float = 1.0
     epochs: int = 5
     batch_size: int | None = 15
     momentum: float = 0.0
@@ -49,6 +52,7 @@ class FedAvg(Algorithm[State]):
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
+        schedule.check(self.lr_decay)
         positive("server_lr", self.server_lr)
         positive("server_eps", self.server_eps)
         at_least_one("epochs", self.epochs)
@@ -73,7 +77,7 @@ class FedAvg(Algorithm[State]):
 
         def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
             params, moments = carry
-            return local.step(params, model.grad(params, batch), moments)
+            return local.step(params, model.grad(params, batch), moments, sent)
 
         def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
             return {"delta": tree.sub(carry[0], sent["params"])}, examples.float()
@@ -81,13 +85,16 @@ class FedAvg(Algorithm[State]):
         return {"train": Task(start, step, finish, self.epochs, self.batch_size)}
 
     def init(self, params: Params) -> State:
-        return {"params": params, "server": self._server().start(params)}
+        return {"params": params, "server": self._server().start(params), **schedule.begin(self.lr_decay)}
+
+    def adopt(self, state: State) -> State:
+        return schedule.begin(self.lr_decay) | state
 
     def round(self, state: State) -> Flow[State]:
-        trained = yield Ask("train", {"params": state["params"]})
+        trained = yield Ask("train", {"params": state["params"], **schedule.part(self.lr_decay, state)})
         downhill = tree.scale(-1.0, trained.mean["delta"])
         params, moments = self._server().step(state["params"], downhill, state["server"])
-        return {"params": params, "server": moments}
+        return {"params": params, "server": moments, **schedule.after(self.lr_decay, state)}
 
     def _local(self) -> Optimiser:
         if self.optimiser == "adam":

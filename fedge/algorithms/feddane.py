@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fedge import tree
+from fedge.algorithms import schedule
 from fedge.algorithms.passes import average
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
@@ -28,11 +29,13 @@ class FedDANE(Algorithm[State]):
     Its text draws a new cohort for the second phase, its released code keeps the first: `cohort` chooses, the first
     being the default. A client keeps its own gradient between the phases; one of a new cohort computes it first.
 
-    Bytes a round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b.
+    Bytes a round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b;
+    with lr_decay < 1 (the local step size is lr * lr_decay^t) also down c b.
     """
 
     model: nn.Module
     lr: float = 0.1
+    lr_decay: float = 1.0
     epochs: int = 5
     batch_size: int | None = 15
     mu: float = 0.1
@@ -41,6 +44,7 @@ class FedDANE(Algorithm[State]):
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
+        schedule.check(self.lr_decay)
         at_least_one("epochs", self.epochs)
         at_least_one("batch_size", self.batch_size, optional=True)
         non_negative("mu", self.mu)
@@ -56,7 +60,8 @@ class FedDANE(Algorithm[State]):
         def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
             params, correction = carry
             pull = tree.axpy(self.mu, tree.sub(params, sent["params"]), correction)
-            return tree.axpy(-self.lr, tree.add(model.grad(params, batch), pull), params), correction
+            step = schedule.scaled(sent, tree.add(model.grad(params, batch), pull))
+            return tree.axpy(-self.lr, step, params), correction
 
         def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
             return {"delta": tree.sub(carry[0], sent["params"])}, examples.float()
@@ -68,14 +73,17 @@ class FedDANE(Algorithm[State]):
         }
 
     def init(self, params: Params) -> State:
-        return {"params": params}
+        return {"params": params, **schedule.begin(self.lr_decay)}
+
+    def adopt(self, state: State) -> State:
+        return schedule.begin(self.lr_decay) | state
 
     def round(self, state: State) -> Flow[State]:
         w = state["params"]
         gathered = yield Ask("gradient", {"params": w})
-        g = gathered.mean["grad"]
+        g, shrunk = gathered.mean["grad"], schedule.part(self.lr_decay, state)
         if self.cohort == "new":
-            solved = yield Ask(("anchor", "solve"), {"params": w, "mean_grad": g}, cohort="new")
+            solved = yield Ask(("anchor", "solve"), {"params": w, "mean_grad": g, **shrunk}, cohort="new")
         else:
-            solved = yield Ask("solve", {"mean_grad": g}, reuse=("params", "grad"))
-        return {"params": tree.add(w, solved.mean["delta"])}
+            solved = yield Ask("solve", {"mean_grad": g, **shrunk}, reuse=("params", "grad"))
+        return {"params": tree.add(w, solved.mean["delta"]), **schedule.after(self.lr_decay, state)}

@@ -12,11 +12,22 @@ from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms.data_sharing import DataSharing
-from fedge.checks import at_least_one
+from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import parameters
 
 State = list[Any]  # one inner state a class
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """A loss of two classes that counts the examples of class 1 so many times."""
+
+    loss: Loss
+    weight: float
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self.loss(logits, y) * (1 + (self.weight - 1) * y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +40,8 @@ class FedOVA(Algorithm[State]):
 
     A (client, class) pair is a job, and only jobs are computed, sent and counted: a client with 2 of 10 labels costs
     two binary models. All classes start from the module's weights; one that nobody in the cohort holds stays as it is.
-    `inner` is any algorithm built on a model with two outputs.
+    `inner` is any algorithm built on a model with two outputs. `positive_weight` multiplies the loss of the examples of
+    the class itself: with l labels a client, l - 1 balances the two sides.
 
     Bytes a round: those of the inner algorithm with jobs in place of clients; and, once, a byte a class from every
     client, which says what it holds.
@@ -38,11 +50,13 @@ class FedOVA(Algorithm[State]):
     inner: Algorithm[Any]
     classes: int = 10
     weighted: bool = False
+    positive_weight: float = 1.0
 
     inner_outputs: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         at_least_one("classes", self.classes)
+        positive("positive_weight", self.positive_weight)
         if isinstance(self.inner, FedOVA):
             raise ValueError("a binary problem has no classes left to split: FedOVA cannot wrap FedOVA")
         if isinstance(self.inner, DataSharing):
@@ -54,7 +68,7 @@ class FedOVA(Algorithm[State]):
 
     @property
     def loss(self) -> Loss:  # type: ignore[override]
-        return self.inner.loss
+        return self.inner.loss if self.positive_weight == 1 else Balanced(self.inner.loss, self.positive_weight)
 
     def add_class(self) -> FedOVA:
         """The same with one class more (Sec. IV-B); a run that starts from an earlier one keeps the others' models."""
@@ -117,6 +131,9 @@ class FedOVA(Algorithm[State]):
     def params(self, state: State) -> Params:
         """The module's names, with a leading class axis."""
         return tree.stack([self.inner.params(one) for one in state])
+
+    def with_params(self, state: State, params: Params) -> State:
+        return [self.inner.with_params(one, tree.take(params, row)) for row, one in enumerate(state)]
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         """The inner loss of "class i or not", the mean over the classes; only the difference of two logits counts."""

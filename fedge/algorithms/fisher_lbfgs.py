@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedge import tree
+from fedge.algorithms import schedule
 from fedge.algorithms.lbfgs import direction, is_safe
 from fedge.algorithms.passes import PASS_BATCH, average
 from fedge.checks import at_least_one, choice, non_negative, positive
@@ -29,7 +30,7 @@ class FisherLBFGS(Algorithm[State]):
 
         g_t = n_k-weighted mean over the cohort of
                 source "gradient": grad F_k(w_t), over all batches or over `batches` random ones, plus weight_decay w_t
-                source "update":   w_t - w_k after E epochs of local SGD with step local_lr
+                source "update":   w_t - w_k after E epochs of local SGD with step local_lr * lr_decay^t
         s_t = w_{t+1} - w_t
         y_t = B_t s_t + weight_decay s_t + damping s_t
                 curvature "diagonal": B_t = diag E[grad f_i grad f_i^T] (Eq. 9), uploaded beside g_t: one phase
@@ -44,7 +45,8 @@ class FisherLBFGS(Algorithm[State]):
 
     Bytes a round, d parameters of b bytes, cohort c:
         diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,
-        the first round without the product);  with q candidates also down c d b, up c (q b + 4).
+        the first round without the product);  with q candidates also down c d b, up c (q b + 4);
+        with lr_decay < 1 also down c b.
     """
 
     model: nn.Module
@@ -59,6 +61,7 @@ class FisherLBFGS(Algorithm[State]):
     damping: float = 1.0
     weight_decay: float = 0.0
     local_lr: float = 0.1
+    lr_decay: float = 1.0
     first_step: float | None = None
     batches: int | None = None
     candidates: tuple[float, ...] = ()
@@ -78,9 +81,12 @@ class FisherLBFGS(Algorithm[State]):
         choice("curvature_at", self.curvature_at, ("same", "next"))
         known = ("fisher", "batch_square") if self.curvature == "diagonal" else ("fisher", "gauss_newton")
         choice(f"matrix (with curvature {self.curvature!r})", self.matrix, known)
+        schedule.check(self.lr_decay)
         self._check_optional()
 
     def _check_optional(self) -> None:
+        if self.lr_decay != 1 and self.source == "gradient":
+            raise ValueError(f"lr_decay is {self.lr_decay}, but it shrinks local steps: set source='update'")
         if self.first_step is not None:
             positive("first_step", self.first_step)
         if self.batches is not None:
@@ -115,7 +121,7 @@ class FisherLBFGS(Algorithm[State]):
             grad = model.grad(params, batch)
             if self.weight_decay:
                 grad = tree.axpy(self.weight_decay, params, grad)
-            return tree.axpy(-self.local_lr, grad, params)
+            return tree.axpy(-self.local_lr, schedule.scaled(sent, grad), params)
 
         def finish(sent: Payload, params: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
             return {"grad": tree.sub(sent["params"], params)}, examples.float()
@@ -158,12 +164,15 @@ class FisherLBFGS(Algorithm[State]):
     # -- server
 
     def init(self, params: Params) -> State:
-        return {"params": params, "pairs": [], "last": None, "refused": 0}
+        return {"params": params, "pairs": [], "last": None, "refused": 0, **schedule.begin(self.lr_decay)}
+
+    def adopt(self, state: State) -> State:
+        return schedule.begin(self.lr_decay) | state
 
     def round(self, state: State) -> Flow[State]:
         w, pairs, refused = state["params"], list(state["pairs"]), state["refused"]
         next_point = self.curvature_at == "next"
-        gathered = yield self._ask(w, state["last"])
+        gathered = yield self._ask(w, state["last"], schedule.part(self.lr_decay, state))
         g = gathered.mean["grad"]
         if self.source == "gradient" and self.weight_decay:
             g = tree.axpy(self.weight_decay, w, g)
@@ -180,16 +189,17 @@ class FisherLBFGS(Algorithm[State]):
             if self.curvature == "product":
                 curved = yield Ask("product", {"s": s}, reuse=("params",))
             refused += self._offer(pairs, s, self._times(curved.mean, s))
-        return {"params": tree.add(w, s), "pairs": pairs, "last": s if next_point else None, "refused": refused}
+        after = {"pairs": pairs, "last": s if next_point else None, "refused": refused}
+        return {"params": tree.add(w, s), **after, **schedule.after(self.lr_decay, state)}
 
-    def _ask(self, w: Params, last: Params | None) -> Ask:
+    def _ask(self, w: Params, last: Params | None, shrunk: Payload) -> Ask:
         """Phase one: the gradient or update, and whatever curvature can be had with it."""
         first = "train" if self.source == "update" else "gradient"
         if self.curvature == "diagonal":
-            return Ask((first, "diagonal"), {"params": w})
+            return Ask((first, "diagonal"), {"params": w, **shrunk})
         if self.curvature_at == "next" and last is not None:
-            return Ask((first, "product"), {"params": w, "s": last})
-        return Ask(first, {"params": w})
+            return Ask((first, "product"), {"params": w, "s": last, **shrunk})
+        return Ask(first, {"params": w, **shrunk})
 
     def _times(self, mean: Payload, s: Params) -> Params:
         """B s, from the diagonal or as it came back."""

@@ -1,7 +1,7 @@
 """Local optimisers as pure functions: what torch.optim does, one tensor tree at a time.
 
 State starts at zero for every client in every round. Both follow torch.optim to the last operation, so that a client
-here and a plain loop there agree to rounding.
+here and a plain loop there agree to rounding. What was `sent` may shrink the step (`schedule`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.core import Params
+from fedge.algorithms.schedule import scaled
+from fedge.core import Params, Payload
 
 Moments = dict[str, Params | Tensor]
 
@@ -28,13 +29,13 @@ class SGD:
     def start(self, params: Params) -> Moments:
         return {"v": tree.zeros_like(params)} if self.momentum else {}
 
-    def step(self, params: Params, grad: Params, state: Moments) -> tuple[Params, Moments]:
+    def step(self, params: Params, grad: Params, state: Moments, sent: Payload | None = None) -> tuple[Params, Moments]:
         if self.weight_decay:
             grad = tree.axpy(self.weight_decay, params, grad)
         if self.momentum:
             grad = tree.axpy(self.momentum, state["v"], grad)  # type: ignore[arg-type]
             state = {"v": grad}
-        return tree.axpy(-self.lr, grad, params), state
+        return tree.axpy(-self.lr, scaled(sent or {}, grad), params), state
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Adam:
         zeros = tree.zeros_like(params)
         return {"m": zeros, "v": zeros, "t": torch.zeros((), dtype=like.dtype, device=like.device)}
 
-    def step(self, params: Params, grad: Params, state: Moments) -> tuple[Params, Moments]:
+    def step(self, params: Params, grad: Params, state: Moments, sent: Payload | None = None) -> tuple[Params, Moments]:
         b1, b2 = self.betas
         if self.weight_decay:
             grad = tree.axpy(self.weight_decay, params, grad)
@@ -60,7 +61,7 @@ class Adam:
         v = tree.map_(lambda a, g: a * b2 + (1 - b2) * g * g, state["v"], grad)  # type: ignore[arg-type]
         size, root = self.lr / (1 - torch.pow(b1, t)), (1 - torch.pow(b2, t)).sqrt()
         step = tree.map_(lambda a, c: size * a / (c.sqrt() / root + self.eps), m, v)
-        return tree.sub(params, step), {"m": m, "v": v, "t": t}
+        return tree.sub(params, scaled(sent or {}, step)), {"m": m, "v": v, "t": t}
 
 
 Optimiser = SGD | Adam

@@ -8,8 +8,10 @@ import typer
 
 from fedge import __version__
 from fedge.cli.bench import bench
+from fedge.cli.data import data_app
 from fedge.cli.partition import partition_app
 from fedge.cli.report import report
+from fedge.cli.reproduce import reproduce
 from fedge.cli.run import run
 from fedge.cli.text import examples
 
@@ -57,4 +59,11 @@ app.command(
     epilog=examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared")
 )(report)
 app.command(epilog=examples("fedge bench", "fedge bench B C --repeats 9", "fedge bench --check"))(bench)
+app.command(
+    epilog=examples(
+        "fedge reproduce noniid --dataset fmnist --rounds 3 --seeds 1 --device cpu",
+        "fedge reproduce tune noniid sharing clients --dataset fmnist --dataset kws --minutes 9",
+    )
+)(reproduce)
+app.add_typer(data_app, name="data")
 app.add_typer(partition_app, name="partition")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
+from fedge.data import DataError
 from fedge.engine.fold import StepError
 from fedge.engine.replies import TooFewReplies
 from fedge.engine.worker import ClientError
@@ -24,7 +25,7 @@ def one_line() -> Iterator[None]:
     """Turn the errors that a person can do something about into one line."""
     try:
         yield
-    except (ExperimentError, RunFolderError, ReportError) as error:
+    except (DataError, ExperimentError, RunFolderError, ReportError) as error:
         raise fail(str(error), ASKED) from None
     except (MissingExtra, TooFewReplies, ClientError, StepError) as error:
         raise fail(str(error), FAILED) from None

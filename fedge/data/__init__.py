@@ -1,7 +1,9 @@
-"""Data sets as four tensors: built in, from arrays, or from torch data sets."""
+"""Data sets as four tensors: built in, from official files, from arrays, or from torch data sets."""
 
 from fedge.data.arrays import from_arrays, from_datasets
 from fedge.data.base import Data
 from fedge.data.catalogue import load
+from fedge.data.errors import DataError
+from fedge.data.split import hold_out
 
-__all__ = ["Data", "from_arrays", "from_datasets", "load"]
+__all__ = ["Data", "DataError", "from_arrays", "from_datasets", "hold_out", "load"]

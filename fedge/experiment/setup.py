@@ -32,10 +32,10 @@ class Setup:
     train: Table  # `train`'s own arguments, the device found
 
 
-def build(experiment: Experiment) -> Setup:
-    """Load the data, deal it out, make the models; whatever is impossible is an error here."""
+def build(experiment: Experiment, data: Data | None = None) -> Setup:
+    """Load the data unless they are given, deal them out, make the models; what is impossible is an error here."""
     device = find(experiment.train["device"])
-    data = load_data(experiment.data)
+    data = load_data(experiment.data) if data is None else data
     federation = deal(experiment.partition, data)
     _check_train(experiment.train, federation)
     return Setup(federation, _algorithms(experiment, data), experiment.train | {"device": device})

@@ -1,0 +1,90 @@
+"""The mean of late rounds: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, SIAM J. Control
+Optim. 1992; with a window, Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedge import tree
+from fedge.checks import at_least_one
+from fedge.core import Algorithm, Flow, Loss, Model, Params, Task
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Averaged(Algorithm[State]):
+    """Any algorithm, judged and used at the mean of its late parameters; training itself is untouched.
+
+        m_t = m_{t-1} + (w_t - m_{t-1}) / min(t, window)
+
+    The plain mean of the first `window` rounds, and from then on one that forgets at the rate 1 / window: the noise of
+    single cohorts averages out. Around FedOVA every class has its mean; so it has in FedOVA around this.
+
+    Bytes: those of the inner algorithm; the server keeps one more copy of the parameters.
+    """
+
+    inner: Algorithm[Any]
+    window: int = 20
+
+    def __post_init__(self) -> None:
+        at_least_one("window", self.window)
+        if isinstance(self.inner, Averaged):
+            raise ValueError("a mean of means forgets twice: set one window instead of nesting Averaged")
+
+    @property
+    def model(self) -> nn.Module:  # type: ignore[override]
+        return self.inner.model
+
+    @property
+    def loss(self) -> Loss:  # type: ignore[override]
+        return self.inner.loss
+
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        return self.inner.tasks(model)
+
+    def init(self, params: Params) -> State:
+        return self._begin(self.inner.init(params))
+
+    def _begin(self, inner: Any) -> State:
+        return {"inner": inner, "mean": self.inner.params(inner), "round": 0}
+
+    def setup(self, state: State) -> Flow[State]:
+        return {**state, "inner": (yield from self.inner.setup(state["inner"]))}
+
+    def round(self, state: State) -> Flow[State]:
+        inner = yield from self.inner.round(state["inner"])
+        t = state["round"] + 1
+        away = tree.sub(self.inner.params(inner), state["mean"])
+        return {"inner": inner, "mean": tree.axpy(1 / min(t, self.window), away, state["mean"]), "round": t}
+
+    def adopt(self, state: Any) -> State:
+        """Also a run of the inner algorithm alone; where the parameters changed their shape, the mean starts anew."""
+        if not (isinstance(state, dict) and "inner" in state):
+            return self._begin(self.inner.adopt(state))
+        fresh = self._begin(self.inner.adopt(state["inner"]))
+        same = all(leaf.shape == state["mean"][name].shape for name, leaf in fresh["mean"].items())
+        return {**state, "inner": fresh["inner"]} if same else fresh
+
+    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+        self.inner.check(model, params, x, y)
+
+    def notes(self, state: State) -> dict[str, Any]:
+        return self.inner.notes(state["inner"])
+
+    def params(self, state: State) -> Params:
+        mean: Params = state["mean"]
+        return mean
+
+    def with_params(self, state: State, params: Params) -> State:
+        return {**state, "mean": params}
+
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        return self.inner.losses(scores, y)
+
+    def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
+        return self.inner.scores(model, self.inner.with_params(state["inner"], state["mean"]), x)

@@ -1,0 +1,42 @@
+"""A local step size that shrinks from round to round: lr_t = lr * decay^t.
+
+The factor travels with the parameters, one number a client, so that client work stays one task and the engine's
+recorded step stays one recording. With decay = 1 nothing is sent and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedge import tree
+from fedge.core import Params, Payload
+
+PART = "schedule"
+
+
+def check(decay: float) -> None:
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
+        raise ValueError(f"lr_decay is {decay!r}, it must be above 0 and at most 1 (1: the step size stays)")
+
+
+def begin(decay: float) -> dict[str, Any]:
+    """What the server's state needs besides."""
+    return {} if decay == 1 else {"round": 0}
+
+
+def after(decay: float, state: dict[str, Any]) -> dict[str, Any]:
+    """The same, one round later."""
+    return {} if decay == 1 else {"round": state["round"] + 1}
+
+
+def part(decay: float, state: dict[str, Any]) -> Payload:
+    """What is sent besides the parameters."""
+    if decay == 1:
+        return {}
+    like = next(iter(state["params"].values()))
+    return {PART: {"factor": like.new_full((), decay ** state["round"])}}
+
+
+def scaled(sent: Payload, step: Params) -> Params:
+    """A local step, shrunk by the factor that was sent, if any."""
+    return tree.scale(sent[PART]["factor"], step) if PART in sent else step

@@ -1,0 +1,131 @@
+"""`fedge data list|get|check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+
+from fedge.cli.errors import FAILED, fail, one_line
+from fedge.cli.run import say
+from fedge.cli.text import examples
+from fedge.data import DataError
+from fedge.data.catalogue import LOADERS, entry
+from fedge.data.keep import get as get_data
+
+Source = Annotated[Path | None, typer.Option("--from", metavar="PATH", help="A local copy: a file or a folder.")]
+INCLUDED = "part of the library"
+
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Get and check data sets.")
+
+
+@data_app.command("list", epilog=examples("fedge data list"))
+def list_() -> None:
+    """List the data sets, and where each is on this machine."""
+    wide = max(map(len, LOADERS)) + 2
+    for name, one in LOADERS.items():
+        say(Console(), f"{name:{wide}}{one.about} ({one.licence})\n{'':{wide}}{_where(name)}")
+
+
+def _where(name: str) -> str:
+    find = entry(name).find
+    if find is None:
+        return INCLUDED
+    try:
+        return str(find(None))
+    except DataError:
+        return f"not here: fedge data get {name}"
+
+
+@data_app.command(
+    epilog=examples("fedge data get fashion_mnist", "fedge data get speech_commands --from kws_mfcc_50x16.npz")
+)
+def get(name: Annotated[str, typer.Argument(metavar="NAME")], source: Source = None) -> None:
+    """Download a data set from its official address, or copy it from a local copy.
+
+    Every file is checked before it is kept. FEDGE_DATA names another folder than the user's cache.
+    """
+    console = Console()
+    with one_line(), _Bar(console) as bar:
+        _known(name)
+        data, folder = get_data(name, source, bar)
+    say(console, f"{name}: {data!r} in {folder}")
+
+
+@data_app.command(epilog=examples("fedge data check", "fedge data check cifar10 --from cifar-10-python.tar.gz"))
+def check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None, source: Source = None
+) -> None:
+    """Read data sets completely and compare them with the official checksums.
+
+    Without a name, all that are on this machine; what is damaged or missing is an error.
+    """
+    with one_line():
+        for name in names or []:
+            _known(name)
+        if source is not None and len(names or []) != 1:
+            raise DataError("--from is for one data set: name it")
+    here = [name for name in LOADERS if not _where(name).startswith("not here")]
+    bad = [name for name in names or here if not _is_good(name, source)]
+    if bad:
+        raise typer.Exit(FAILED)
+
+
+def _is_good(name: str, source: Path | None) -> bool:
+    one = entry(name)
+    try:
+        data = one.load() if one.find is None else one.load(source)
+    except (ValueError, OSError) as error:
+        fail(f"{name}: {error}", FAILED)
+        return False
+    place = INCLUDED if one.find is None else one.find(source)
+    Console().print(
+        f"{name}: {data!r}, {place}: complete and as expected", soft_wrap=True, markup=False, highlight=False
+    )
+    return True
+
+
+def _known(name: str) -> None:
+    try:
+        entry(name)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
+class _Bar:
+    """rich's bar with the four words that pooch uses."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bars = Bars(*columns, console=console, transient=True)
+        self._task = self._bars.add_task("", total=None, visible=False)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.total is not None:
+            self._bars.stop()
+
+    @property
+    def total(self) -> Any:
+        return self._bars.tasks[0].total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        self._bars.start()
+        self._bars.update(self._task, total=size, visible=True)
+
+    def update(self, size: int) -> None:
+        self._bars.update(self._task, advance=size)
+
+    def reset(self) -> None:
+        """pooch calls this when a file is complete, then adds its size once more."""
+        self._bars.reset(self._task)
+
+    def close(self) -> None:
+        self._bars.update(self._task, visible=False)

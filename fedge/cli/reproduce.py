@@ -1,0 +1,167 @@
+"""`fedge reproduce`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.status import Status
+
+from fedge.cli.errors import INTERRUPTED, one_line
+from fedge.cli.interrupt import Interrupt
+from fedge.cli.progress import Display
+from fedge.cli.run import say
+from fedge.cli.text import pace, percent
+from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune
+from fedge.reproduce.campaign import Tell
+from fedge.reproduce.claims import claims
+from fedge.reproduce.figures import draw
+from fedge.reproduce.places import TUNE, check, paper, root
+from fedge.reproduce.store import Line
+from fedge.reproduce.tables import details, table
+from fedge.reproduce.tuning import TRIALS
+from fedge.run import Record
+
+MORE = 3  # the exit code when the time was up before all runs were done
+
+
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(EXPERIMENTS)}; or {TUNE}.")],
+    dataset: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DATASETS)}. Repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Instead of those of the files.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly after so long; the same command goes on.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and unfinished runs.")] = Path(
+        "runs/reproduce"
+    ),
+    precision: Annotated[str, typer.Option(help="fp32, or tf32 on a GPU.")] = "fp32",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say which runs there are and which are done.")] = False,
+) -> None:
+    """Repeat experiments of the paper and print its tables with our numbers beside them.
+
+    Every finished run is a line of DIR/results.jsonl and is not repeated: a command that was stopped or killed goes on
+    where it was. `tune` chooses every method's settings on a held-out part of the training set; what it chose, or what
+    comes with fedge, is used by the others.
+
+    Exit code 3: the time was up, and there is more to do.
+    """
+    console = Console()
+    chosen = dataset or ["fmnist"]
+    with one_line():
+        for name in names:
+            check("experiment", name, (*EXPERIMENTS, TUNE))
+        for one in chosen:
+            check("dataset", one, DATASETS)
+        campaign = Campaign(out, device, {"precision": precision, "compile": compile})
+        work = _Work(campaign, chosen, seeds, rounds, console)
+        if plan:
+            work.plan(names)
+            return
+        code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes)
+    if code:
+        raise typer.Exit(code)
+
+
+class _Work:
+    def __init__(
+        self, campaign: Campaign, datasets: list[str], seeds: int, rounds: int | None, console: Console
+    ) -> None:
+        self.campaign, self.datasets, self.seeds, self.rounds = campaign, datasets, seeds, rounds
+        self.console = console
+
+    def jobs(self, name: str, dataset: str) -> list[Job]:
+        own, published = self.campaign.out / TRIALS, root() / "results" / TRIALS
+        return jobs(name, dataset, range(self.seeds), self.rounds, Choices([own, published]))
+
+    def plan(self, names: list[str]) -> None:
+        for name in names:
+            for dataset in self.datasets:
+                wanted = [] if name == TUNE else self.jobs(name, dataset)
+                for job in wanted:
+                    state = "done" if self.campaign.store.find(job.key) else "to do"
+                    say(self.console, f"{state:6} {job}, {job.rounds} rounds")
+
+    def all(self, names: list[str], deadline: float | None) -> int:
+        """Runs everything; returns the exit code."""
+        with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
+            self.campaign.stop = _stop(interrupt, deadline)
+            self.campaign.tell = _Say(self.console, status)
+            try:
+                for dataset in self.datasets:  # outside, so that its data are loaded once for all names
+                    for name in names:
+                        self._one(name, dataset)
+            except Stopped:
+                pass
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            else:
+                return 0
+        say(self.console, "Stopped: the same command goes on from here.")
+        return INTERRUPTED if interrupt.wanted() else MORE
+
+    def _one(self, name: str, dataset: str) -> None:
+        if name == TUNE:
+            for line in tune(self.campaign, dataset, self.rounds):
+                say(self.console, f"chosen for {dataset}, {line['method']}: {line['setting']}")
+            return
+        wanted = self.jobs(name, dataset)
+        if not wanted:
+            say(self.console, f"{name}: the paper has nothing on {dataset}")
+            return
+        for job in wanted:
+            self.campaign.run(job)
+        self._show(name, dataset, wanted)
+
+    def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:
+        store, out = self.campaign.store, self.campaign.out
+        title = f"{paper()['titles'][name]}, {paper()['datasets'][dataset]}"
+        lines = [f"# {title}", table(wanted, store), *(f"- {line}" for line in claims(wanted, store))]
+        page = out / f"{name}-{dataset}.md"
+        page.write_text("\n\n".join([*lines[:2], "\n".join(lines[2:]), details(wanted, store)]) + "\n", "utf-8")
+        self.console.print(Markdown("\n\n".join([*lines[:2], "\n".join(lines[2:])])))
+        say(self.console, f"Table    {page}")
+        picture = draw(wanted, store, out / f"{name}-{dataset}.png")
+        say(self.console, f"Figure   {picture or 'needs matplotlib: pip install fedge[report]'}")
+
+
+def _stop(interrupt: Interrupt, deadline: float | None) -> Callable[[], bool]:
+    return lambda: interrupt.wanted() or (deadline is not None and time.monotonic() >= deadline)
+
+
+class _Say(Tell):
+    """A line a run, and in a terminal the round it is at."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console, self._status = console, status
+        self._seen: set[str] = set()
+
+    def begin(self, job: Job) -> None:
+        self._status.update(f"{job}: starting")
+
+    def round(self, job: Job, record: Record) -> None:
+        if job.key not in self._seen and record["round"] > 1:
+            say(self._console, f"{job}: going on after round {record['round'] - 1}")
+        self._seen.add(job.key)
+        accuracy = record.get("test_accuracy")
+        shown = "" if accuracy is None else f", {percent(accuracy)} %"
+        self._status.update(f"{job}: round {record['round']} of {job.rounds}{shown}")
+
+    def end(self, job: Job, line: Line, new: bool) -> None:
+        say(self._console, f"{job}: {_outcome(line)}{'' if new else ' (was done)'}")
+
+
+def _outcome(line: dict[str, Any]) -> str:
+    if line["failed"]:
+        return f"failed: {line['failed']}"
+    return f"{percent(line['final_accuracy'])} % after {line['rounds']} rounds, {pace(line['seconds_a_round'])}"

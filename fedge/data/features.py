@@ -1,0 +1,93 @@
+"""Prepared features of key words in one .npz file, so that training needs neither audio nor an audio library.
+
+mfcc     int16 [N, 50, 16]; the value in dB is mfcc * scale + mean
+scale    float32 [16]                     mean     float32 [16]
+label    uint8 [N], a position in classes classes  bytes [10], the words
+clip     bytes [N], e.g. b"one/00176480_nohash_0.wav" (for people; other entries are ignored)
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedge.data.errors import DataError
+
+FRAMES, COEFFICIENTS = 50, 16
+LARGEST = 32767
+
+
+@dataclass(frozen=True)
+class Features:
+    """MFCCs in dB, float32 [N, 50, 16], with labels and clip names; ordered by class, then by clip."""
+
+    mfcc: NDArray[np.float32]
+    label: NDArray[np.int64]
+    clip: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def read_features(path: Path) -> Features:
+    """The file, all of it checked."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+            found = {name: stored[name] for name in ("mfcc", "scale", "mean", "label", "clip", "classes")}
+    except KeyError as error:
+        raise DataError(f"{path} is no file of prepared features: {error.args[0]}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        raise DataError(f"{path} is truncated or damaged: {error}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    _check(path, found)
+    mfcc = found["mfcc"].astype(np.float32) * found["scale"] + found["mean"]
+    words = tuple(word.decode() for word in found["classes"].tolist())
+    clips = tuple(clip.decode() for clip in found["clip"].tolist())
+    return Features(mfcc.astype(np.float32), found["label"].astype(np.int64), clips, words)
+
+
+def _check(path: Path, found: dict[str, NDArray[np.generic]]) -> None:
+    count = len(found["label"])
+    shapes = {
+        "mfcc": (count, FRAMES, COEFFICIENTS),
+        "scale": (COEFFICIENTS,),
+        "mean": (COEFFICIENTS,),
+        "clip": (count,),
+    }
+    for name, shape in shapes.items():
+        if found[name].shape != shape:
+            raise DataError(f"{path}: {name} has shape {found[name].shape}, expected {shape}")
+    kinds = {"mfcc": "i", "scale": "f", "mean": "f", "label": "u", "clip": "S", "classes": "S"}
+    for name, kind in kinds.items():
+        if found[name].dtype.kind != kind:
+            raise DataError(f"{path}: {name} has dtype {found[name].dtype}, which is not of that format")
+    if count and int(found["label"].max()) >= len(found["classes"]):
+        raise DataError(f"{path}: label {found['label'].max()} has no word, there are {len(found['classes'])}")
+
+
+def write_features(path: Path, features: Features) -> None:
+    """16 bits a value: an error of half a step, at most about 0.03 dB; written whole or not at all."""
+    low, high = features.mfcc.min((0, 1)), features.mfcc.max((0, 1))  # [16]
+    mean = ((low + high) / 2).astype(np.float32)
+    scale = np.maximum((high - low) / (2 * LARGEST), np.finfo(np.float32).tiny).astype(np.float32)
+    steps = np.clip(np.rint((features.mfcc - mean) / scale), -LARGEST, LARGEST).astype(np.int16)
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        mfcc=steps,
+        scale=scale,
+        mean=mean,
+        label=features.label.astype(np.uint8),
+        clip=np.array([clip.encode() for clip in features.clip]),
+        classes=np.array([word.encode() for word in features.classes]),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(buffer.getvalue())
+    os.replace(part, path)

@@ -1,0 +1,79 @@
+"""Files and their checksums: all of a file is read and checked before any of it is used."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedge.data.errors import DataError
+
+AGAIN = "get the official file again"
+PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file at its official address, and the checksum that its publisher or a reference loader states."""
+
+    url: str
+    checksum: str  # "md5:..." or "sha256:..."
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+def read(path: Path) -> bytes:
+    """The whole content, unzipped if the name ends in .gz."""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: {AGAIN}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is truncated or damaged ({error}): {AGAIN}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def check(where: Path | str, content: bytes, md5: str) -> None:
+    """Refuse what is not, byte for byte, the official content."""
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise DataError(f"{where} is not the official file: its content has md5 {found}, expected {md5}; {AGAIN}")
+
+
+def check_file(path: Path, checksum: str) -> None:
+    """The same for a large file, read in pieces."""
+    kind, wanted = checksum.split(":")
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    if found != wanted:
+        size = path.stat().st_size
+        raise DataError(
+            f"{path} ({size} bytes) is truncated or not the official file: {kind} {found}, expected {wanted}"
+        )
+
+
+def members(archive: Path, wanted: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
+    """(name without a leading ./, content) of the plain files in a tar archive; nothing is unpacked to disk."""
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if member.isfile() and (wanted is None or name in wanted):
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    yield name, file.read()
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{archive} is truncated or damaged ({error}): {AGAIN}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {archive}: {error.strerror or error}") from error

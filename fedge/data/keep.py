@@ -1,0 +1,46 @@
+"""Getting a data set onto this machine: downloaded, or copied from a local copy, and checked either way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedge.data.base import Data
+from fedge.data.catalogue import Entry, entry
+from fedge.data.download import download
+from fedge.data.errors import DataError
+from fedge.data.places import home
+from fedge.data.speech_commands import PREPARED
+
+
+def get(name: str, source: Path | None = None, progress: Any = None) -> tuple[Data, Path]:
+    """Put the official files into fedge's folder and load them; returns the data and the place."""
+    one = entry(name)
+    if one.find is None:
+        raise DataError(f"{name} is part of the library: there is nothing to get")
+    folder = home() / name
+    if source is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"cannot write to {folder}: {error.strerror}; set FEDGE_DATA to another folder") from error
+        download(one.remotes, folder, progress)
+        return one.load(folder), folder
+    data = one.load(source)  # refused here, before anything is copied
+    _copy(one, one.find(source), folder)
+    return data, folder
+
+
+def _copy(one: Entry, place: Path, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in one.files(place):
+            target = folder / (PREPARED if path.suffix == ".npz" else path.name)
+            if path.resolve() != target.resolve():
+                part = target.with_name(f".{target.name}.part")
+                shutil.copyfile(path, part)
+                os.replace(part, target)
+    except OSError as error:
+        raise DataError(f"cannot copy to {folder}: {error.strerror or error}; set FEDGE_DATA to another") from error

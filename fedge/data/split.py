@@ -1,0 +1,44 @@
+"""Parts of a data set with the same share of every class."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedge.data.base import Data
+
+
+def stratified(labels: NDArray[np.int64], count: int, seed: int = 0) -> NDArray[np.bool_]:
+    """Mark `count` examples, drawn from every class by its share; what is left over goes to the largest remainders.
+
+    >>> int(stratified(np.array([0, 0, 0, 0, 1, 1]), 3).sum())
+    3
+    """
+    if not 0 < count < len(labels):
+        raise ValueError(f"{count} of {len(labels)} examples were asked for, it must be at least 1 and not all")
+    classes, sizes = np.unique(labels, return_counts=True)
+    share = count * sizes / len(labels)
+    take = np.floor(share).astype(np.int64)
+    take[np.argsort(take - share, kind="stable")[: count - take.sum()]] += 1
+    draw, marked = np.random.default_rng(seed), np.zeros(len(labels), dtype=np.bool_)
+    for label, wanted in zip(classes, take, strict=True):
+        own = np.flatnonzero(labels == label)
+        marked[draw.permutation(own)[:wanted]] = True
+    return marked
+
+
+def hold_out(data: Data, share: float, seed: int = 0) -> Data:
+    """The training set alone, cut in two: a share of every class becomes what is evaluated on. The test set is gone.
+
+    >>> from fedge.data.digits import load_digits
+    >>> hold_out(load_digits(), 0.2)
+    Data(train=1150, test=287, shape=(1, 8, 8), classes=10)
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"validation is {share}, it must be above 0 and below 1 (0.1 holds out a tenth)")
+    if not data.classes:
+        raise ValueError("validation parts are cut class by class, and a regression has none: cut it yourself")
+    x, y = data.train_x, data.train_y
+    away = torch.from_numpy(stratified(y.numpy(), round(share * len(y)), seed))
+    return Data(x[~away], y[~away], x[away], y[away], data.classes, data.names)

@@ -1,0 +1,163 @@
+"""Many runs one after another in one process: data loaded once, every result kept at once, every run resumable."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from fedge.data import Data
+from fedge.engine import Simulator, TooFewReplies
+from fedge.experiment import ExperimentError, build, parse
+from fedge.experiment.device import find
+from fedge.experiment.setup import load_data
+from fedge.reproduce.hardware import hardware
+from fedge.reproduce.jobs import Job
+from fedge.reproduce.store import Line, Store
+from fedge.run import Record, Run
+from fedge.runfolder import RunFolderError, versions
+from fedge.train import train
+
+RESULTS = "results.jsonl"
+CHECKPOINT_EVERY = {"cpu": 1}  # where a round of a large network takes minutes
+
+
+class Stopped(Exception):
+    """Somebody wanted an end, or the time is up; what was begun has a checkpoint."""
+
+
+class Tell:
+    """Is told how it goes. This one says nothing."""
+
+    def begin(self, job: Job) -> None: ...
+
+    def round(self, job: Job, record: Record) -> None: ...
+
+    def end(self, job: Job, line: Line, new: bool) -> None: ...
+
+
+@dataclass
+class Campaign:
+    """Runs jobs into `out`: results.jsonl, and the folders of runs that are not finished in runs/."""
+
+    out: Path
+    device: str = "auto"
+    engine: dict[str, Any] = field(default_factory=dict)  # options of the simulator: precision, compile
+    stop: Callable[[], bool] = lambda: False
+    tell: Tell = field(default_factory=Tell)
+
+    def __post_init__(self) -> None:
+        self.device = find(self.device)
+        self.store = Store(self.out / RESULTS)
+        self._data: dict[str, Data] = {}
+
+    def run(self, job: Job, store: Store | None = None, folder: str | None = None) -> Line:
+        """The result of a job: as it is stored, or trained now, from where it was left if it was begun.
+
+        A run in a named `folder` leaves it there, for a longer run of the same configuration to go on from.
+        """
+        store = self.store if store is None else store
+        if (known := store.find(job.key)) is not None:
+            self.tell.end(job, known, new=False)
+            return known
+        if self.stop():
+            raise Stopped
+        self.tell.begin(job)
+        place = self.out / "runs" / (folder or job.key)
+        try:
+            line = self._line(job, *self._train(job, place))
+        finally:
+            _release()
+        store.add(line)
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+        self.tell.end(job, line, new=True)
+        return line
+
+    def _train(self, job: Job, place: Path) -> tuple[Run[Any] | None, str | None]:
+        """The finished run, or why there is none."""
+        experiment = parse(job.config | {"train": job.config["train"] | {"device": self.device}})
+        setup = build(experiment, self._loaded(job))
+        (algorithm,) = setup.algorithms.values()
+        link = Simulator(algorithm, setup.federation, device=self.device, **self.engine)
+        try:
+            run = train(
+                algorithm,
+                setup.federation,
+                **setup.train | {"checkpoint_every": CHECKPOINT_EVERY.get(self.device, 10)},
+                out=place,
+                resume=place.is_dir(),
+                config=job.config,
+                name=str(job),
+                link=link,
+                on_round=lambda record: self.tell.round(job, record),
+                stop=self.stop,
+            )
+        except RunFolderError:
+            raise
+        except TooFewReplies as error:  # it diverged: a result too, and not one that is worth repeating
+            return None, " ".join(str(error).split())
+        except ValueError as error:  # what only shows once algorithm and data meet
+            raise ExperimentError(f"{job}: {error}") from error
+        if run.stopped:
+            raise Stopped
+        return run, None
+
+    def _loaded(self, job: Job) -> Data:
+        table = job.config["data"]
+        name = json.dumps(table, sort_keys=True)
+        if name not in self._data:
+            self._data = {name: load_data(table)}  # one at a time: the next experiment may use another
+        return self._data[name]
+
+    def _line(self, job: Job, run: Run[Any] | None, failed: str | None) -> Line:
+        from fedge import __version__
+
+        head = {"key": job.key, "experiment": job.experiment, "cell": job.cell, "label": job.label, "seed": job.seed}
+        tail = {
+            "config": job.config,
+            "versions": versions() | {"fedge": __version__},  # also where fedge is not installed
+            "hardware": hardware(self.device),
+            "engine": {"precision": "fp32", "compile": False} | self.engine,
+        }
+        return head | {"rounds": job.rounds, "failed": failed} | ({} if run is None else figures(run)) | tail
+
+
+def _release() -> None:
+    """A run's recorded steps hold GPU memory until the collector finds their cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def figures(run: Run[Any]) -> Line:
+    """What a run measured."""
+    summary = run.summary()
+    before = run.ledger.total(round=0)
+    kept = ("final_accuracy", "final_rounds", "best_accuracy", "final_train_accuracy", "up_bytes", "down_bytes")
+    return {name: _short(summary[name]) for name in kept} | {
+        "setup_bytes": before["up"] + before["down"],
+        "parameters": summary["parameters"],
+        "dropped": summary["dropped"],
+        "seconds_a_round": round(median(record["seconds"] for record in run.history), 4),
+        "seconds": round(summary["seconds"], 1),
+        "test_accuracy": series(run.history, "test_accuracy"),
+        "train_accuracy": series(run.history, "train_accuracy"),
+    }
+
+
+def series(history: list[Record], name: str) -> list[float | None]:
+    """One value a round, None where it was not evaluated; nothing if it never was."""
+    values = [record.get(name) for record in history]
+    return [_short(value) for value in values] if any(value is not None for value in values) else []
+
+
+def _short(value: Any) -> Any:
+    return round(value, 5) if isinstance(value, float) else value

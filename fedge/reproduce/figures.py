@@ -1,0 +1,69 @@
+"""Accuracy against rounds, one panel a cell, the mean over the seeds with a band of one standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedge.reproduce.jobs import Job
+from fedge.reproduce.places import paper
+from fedge.reproduce.store import Store
+from fedge.reproduce.tables import Cell, cells
+
+SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
+
+
+def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
+    """Write the figure; None if nothing was run, or matplotlib is not there."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    rows = cells(jobs, store)
+    names = [
+        name for name in dict.fromkeys(job.cell for job in jobs) if any(_lines(row, name) for row in rows.values())
+    ]
+    if not names:
+        return None
+    figure = Figure(figsize=(1 + 4.2 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        window = SMOOTHED if jobs[0].experiment == "batch-epochs" else 1
+        curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
+        shown = np.concatenate([_curve(axes, label, lines, window) for label, lines in curves.items()])
+        axes.set(title=name, xlabel="round", ylabel="test accuracy, %", ylim=limits(shown))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.suptitle(f"{paper()['titles'][jobs[0].experiment]}, {paper()['datasets'][jobs[0].dataset]}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    return path
+
+
+def _lines(row: dict[str, Cell], name: str) -> list[list[float]]:
+    return [line["test_accuracy"] for line in row[name].good] if name in row else []
+
+
+def limits(values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """All of the end, without the depths of the first few rounds."""
+    return max(0.0, float(np.percentile(values, 5)) - 5), min(100.0, float(values.max()) + 2)
+
+
+def _curve(axes: Any, label: str, series: list[list[float]], window: int) -> np.ndarray[Any, Any]:
+    """Draws one method; returns its values."""
+    values = 100 * np.array([_smooth(one, window) for one in series])  # [seeds, rounds]
+    middle: np.ndarray[Any, Any] = values.mean(0)
+    wide = values.std(0)
+    at = np.arange(1, len(middle) + 1)
+    (line,) = axes.plot(at, middle, label=label, linewidth=1.3)
+    axes.fill_between(at, middle - wide, middle + wide, color=line.get_color(), alpha=0.2, linewidth=0)
+    return middle
+
+
+def _smooth(series: list[float], window: int) -> np.ndarray[Any, Any]:
+    """The mean of a round and the ones that follow it, up to `window`."""
+    values = np.array(series, dtype=float)
+    return np.array([values[at : at + window].mean() for at in range(len(values))])

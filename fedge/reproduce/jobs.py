@@ -1,0 +1,97 @@
+"""The runs that an experiment of the paper consists of: one algorithm, one seed, one configuration each."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedge.experiment import parse
+from fedge.experiment.fields import Table
+from fedge.experiment.parsing import algorithm_tables
+from fedge.experiment.planning import read
+from fedge.reproduce.places import files
+
+Setting = dict[str, Any]
+Chosen = Callable[[str, str], Setting]  # (dataset, method) -> what tuning chose, or nothing
+NOT_THE_RESULT = {"train": ("device", "checkpoint_every"), "data": ("path",)}  # fields that leave the numbers alone
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. Two jobs with the same key are the same run, whichever table they are for."""
+
+    experiment: str
+    cell: str
+    label: str
+    seed: int
+    config: Table  # with this algorithm alone; can be run again with `fedge run`
+
+    @property
+    def dataset(self) -> str:
+        return self.cell.split("-")[0]
+
+    @property
+    def method(self) -> str:
+        """What was tuned: `FedOVA` for `FedOVA, B = 50`."""
+        return self.label.split(",")[0]
+
+    @property
+    def rounds(self) -> int:
+        return int(self.config["train"]["rounds"])
+
+    @property
+    def key(self) -> str:
+        plain = copy.deepcopy(self.config)
+        for table, names in NOT_THE_RESULT.items():
+            for name in names:
+                plain[table].pop(name, None)
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return f"{self.experiment} {self.cell}, {self.label}, seed {self.seed}"
+
+
+def jobs(
+    experiment: str, dataset: str, seeds: Iterable[int], rounds: int | None = None, chosen: Chosen | None = None
+) -> list[Job]:
+    """All runs of an experiment on a data set, cell by cell, every method with what tuning chose for it."""
+    seeds = list(seeds)
+    found: list[Job] = []
+    for file in files(experiment, dataset):
+        for seed in seeds:
+            found += of_file(experiment, file, seed, rounds, chosen)
+    return found
+
+
+def of_file(
+    experiment: str, file: Path, seed: int, rounds: int | None = None, chosen: Chosen | None = None
+) -> list[Job]:
+    """The runs of one file with one seed, which is that of the partition, of the model and of the training."""
+    tables = copy.deepcopy(read(file))
+    tables.setdefault("train", {})["seed"] = tables.setdefault("partition", {})["seed"] = seed
+    if rounds is not None:
+        tables["train"]["rounds"] = rounds
+    for table in algorithm_tables(tables):
+        method = str(table.get("label", "")).split(",")[0]
+        innermost(table).update(chosen(file.stem.split("-")[0], method) if chosen else {})
+    whole = parse(tables, file.stem)
+    return [Job(experiment, file.stem, label, seed, _neutral(whole.config(label))) for label in whole.labels]
+
+
+def innermost(table: Table) -> Table:
+    """The algorithm inside all wrappers: the one with the step size."""
+    while isinstance(table.get("inner"), dict):
+        table = table["inner"]
+    return table
+
+
+def _neutral(config: Table) -> Table:
+    """Without the words that differ between two tables that want the same run; as plain JSON has it."""
+    algorithm = {**config["algorithm"], "label": config["algorithm"]["name"]}
+    plain: Table = json.loads(json.dumps({**config, "name": "paper", "algorithm": algorithm}))
+    return plain

@@ -1,0 +1,164 @@
+"""The paper's tables with our numbers beside each cell, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+from fedge.reproduce.jobs import Job
+from fedge.reproduce.places import paper, stated
+from fedge.reproduce.store import Line, Store
+
+NOT_RUN = "not run"
+NOTHING = "–"
+FIGURES = ("curves", "batch-epochs")  # the paper states no numbers for these
+
+
+class Cell:
+    """The runs of one method in one cell, over the seeds."""
+
+    def __init__(self, jobs: Sequence[Job], store: Store) -> None:
+        self.job, self.jobs = jobs[0], jobs
+        self.lines: list[Line] = [line for job in jobs if (line := store.find(job.key)) is not None]
+        self.good = [line for line in self.lines if not line["failed"]]
+
+    @property
+    def paper(self) -> float | None:
+        return stated(self.job.experiment, self.job.cell, self.job.label)[0]
+
+    def values(self, name: str) -> list[float]:
+        return [line[name] for line in self.good if line.get(name) is not None]
+
+    @property
+    def final(self) -> float | None:
+        """The mean over the seeds, in %."""
+        values = self.values("final_accuracy")
+        return 100 * mean(values) if values else None
+
+    def text(self, name: str = "final_accuracy", scale: float = 100, places: int = 1) -> str:
+        """Mean and standard deviation; how many seeds there are if some are missing, how many diverged."""
+        if not self.lines:
+            return NOT_RUN
+        values = [scale * value for value in self.values(name)]
+        some = f" ({len(self.lines)} of {len(self.jobs)} seeds)" if len(self.lines) < len(self.jobs) else ""
+        lost = len(self.lines) - len(self.good)
+        failed = f" ({lost} of {len(self.lines)} diverged)" if lost else ""
+        return (spread(values, places) if values else NOTHING) + some + failed
+
+    def reached(self, name: str, target: float) -> str:
+        """The first round at which a series is at the target (in %)."""
+        if not self.lines:
+            return NOT_RUN
+        firsts = [first(line[name], target / 100) for line in self.good]
+        there = [float(one) for one in firsts if one is not None]
+        if not there:
+            return "not reached"
+        return spread(there, 0) + ("" if len(there) == len(firsts) else f" ({len(there)} of {len(firsts)} seeds)")
+
+
+def first(series: Sequence[float | None], target: float) -> int | None:
+    return next((at for at, value in enumerate(series, 1) if value is not None and value >= target), None)
+
+
+def spread(values: Sequence[float], places: int) -> str:
+    """Mean and standard deviation over the seeds.
+
+    >>> spread([1.0, 3.0], 1)
+    '2.0 ± 1.4'
+    """
+    if len(values) < 2:
+        return f"{values[0]:.{places}f}"
+    return f"{mean(values):.{places}f} ± {stdev(values):.{places}f}"
+
+
+def cells(jobs: Sequence[Job], store: Store) -> dict[str, dict[str, Cell]]:
+    """Label -> cell name -> its runs, both in the order of the files."""
+    grouped: dict[str, dict[str, list[Job]]] = {}
+    for job in jobs:
+        grouped.setdefault(job.label, {}).setdefault(job.cell, []).append(job)
+    return {label: {name: Cell(group, store) for name, group in row.items()} for label, row in grouped.items()}
+
+
+def table(jobs: Sequence[Job], store: Store) -> str:
+    """The paper's table: methods down, cells across; Table II has its own columns."""
+    found = cells(jobs, store)
+    if jobs[0].experiment == "optimisers":
+        return _optimisers(found, jobs[0].dataset)
+    if jobs[0].experiment in FIGURES:
+        return _figure(found, jobs[0].dataset)
+    names = list(dict.fromkeys(job.cell for job in jobs))
+    heads = [f"{_name(name)}: {side}" for name in names for side in ("paper", "ours")]
+    rows = []
+    for label, row in found.items():
+        sides = [(_paper(row[name]), row[name].text()) if name in row else (NOTHING, NOTHING) for name in names]
+        rows.append([label, *(side for pair in sides for side in pair)])
+    return markdown(["test accuracy, %", *heads], rows)
+
+
+def _name(cell: str) -> str:
+    """`fmnist-l2` is `l = 2`, `fmnist-k100` is `K = 100`; another word stays."""
+    dataset, _, rest = cell.partition("-")
+    if rest[:1] in ("l", "k") and rest[1:].isdigit():
+        return f"{'K' if rest[0] == 'k' else rest[0]} = {rest[1:]}"
+    return rest or str(paper()["datasets"].get(dataset, dataset))
+
+
+def _paper(cell: Cell) -> str:
+    return NOTHING if cell.paper is None else f"{cell.paper:g}"
+
+
+def _figure(found: dict[str, dict[str, Cell]], dataset: str) -> str:
+    """Where a curve ends and how soon it gets there."""
+    goal = paper()["goals"][dataset]
+    rows = [
+        [name, label, cell.text(), cell.reached("test_accuracy", goal)]
+        for label, row in found.items()
+        for name, cell in row.items()
+    ]
+    return markdown(["panel", "method", "ours: final test, %", f"ours: rounds to {goal:g} %"], rows)
+
+
+def _optimisers(found: dict[str, dict[str, Cell]], dataset: str) -> str:
+    target = paper()["targets"][dataset]
+    head = ["method", "paper: accuracy, %", "paper: rounds", "ours: test, %", "ours: train, %"]
+    head += [f"ours: rounds to test {target['test']:g} %", f"ours: rounds to train {target['train']:g} %"]
+    rows = []
+    for label, row in found.items():
+        (cell,) = row.values()
+        accuracy, rounds = stated(cell.job.experiment, cell.job.cell, label)
+        ours = [cell.text(), cell.text("final_train_accuracy")]
+        ours += [cell.reached(f"{part}_accuracy", target[part]) for part in ("test", "train")]
+        rows.append([label, *(NOTHING if one is None else f"{one:g}" for one in (accuracy, rounds)), *ours])
+    return markdown(head, rows)
+
+
+def details(jobs: Sequence[Job], store: Store) -> str:
+    """What every number was measured with."""
+    rows = []
+    for label, row in cells(jobs, store).items():
+        for name, cell in row.items():
+            moved = [
+                (line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in cell.good
+            ]
+            seen = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.lines)
+            pace = spread(cell.values("seconds_a_round"), 3) if cell.good else NOTHING
+            bytes_ = spread([one / 1e6 for one in moved], 1) if moved else NOTHING
+            rows.append(
+                [name, label, setting(cell.job), str(cell.job.rounds), bytes_, pace, "; ".join(seen) or NOT_RUN]
+            )
+    return markdown(["cell", "method", "setting", "rounds", "MB a round", "s a round", "hardware"], rows)
+
+
+def setting(job: Job) -> str:
+    """The step size and the like of the innermost algorithm."""
+    inner = job.config["algorithm"]
+    while "inner" in inner:
+        inner = inner["inner"]
+    names = ("lr", "local_lr", "lr_decay", "mu", "damping", "epochs", "batch_size")
+    shown = {name: inner[name] for name in names if name in inner and not (name == "lr" and "local_lr" in inner)}
+    return ", ".join(f"{name} {'all' if value in (None, 'none') else f'{value:g}'}" for name, value in shown.items())
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

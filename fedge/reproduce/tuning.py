@@ -1,0 +1,109 @@
+"""Every method's step size and the like, chosen on a held-out part of the training set by successive halving.
+
+    all of at most 8 settings for a quarter of the rounds -> the better half for half -> the better half for all
+
+One grid (grid.toml), one seed and one budget for every method; the test set is not touched: the files in tune/ hold a
+validation part out. K. Jamieson and A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
+Optimization", AISTATS 2016.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tomllib
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedge.experiment import ExperimentError
+from fedge.reproduce.campaign import Campaign
+from fedge.reproduce.jobs import Job, Setting, of_file
+from fedge.reproduce.places import GRID, TUNE, files, root
+from fedge.reproduce.store import Line, Store
+
+TRIALS = "tune.jsonl"
+MOST = 8  # settings a method
+LAST = 5  # rounds of which the validation accuracy is the mean
+SEED = 0
+
+
+def grid(method: str) -> list[Setting]:
+    """The settings that are tried for a method: every combination of its lists in grid.toml."""
+    axes = tomllib.loads((root() / GRID).read_text("utf-8")).get(method)
+    if axes is None:
+        raise ExperimentError(f"{GRID} has no settings for {method!r}: add a table with its name")
+    found = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    if len(found) > MOST:
+        raise ExperimentError(f"{GRID} has {len(found)} settings for {method!r}, at most {MOST} are tried")
+    return found
+
+
+def tune(campaign: Campaign, dataset: str, rounds: int | None = None) -> list[Line]:
+    """Choose for every method of a data set; returns the choices, which are stored beside the trials."""
+    store = Store(campaign.out / TRIALS)
+    choices = []
+    for file in files(TUNE, dataset):
+        for position, job in enumerate(of_file(TUNE, file, SEED, rounds)):
+            choices.append(_choose(campaign, store, file, position, job))
+    return choices
+
+
+def _choose(campaign: Campaign, store: Store, file: Path, position: int, job: Job) -> Line:
+    alive, trials = grid(job.method), list[Line]()
+    for share in (4, 2, 1):
+        budget = max(1, job.rounds // share)
+        scored = [(_trial(campaign, store, _with(file, position, job, one, budget), job.rounds), one) for one in alive]
+        trials = [{"setting": setting, "rounds": budget, "validation": score} for score, setting in scored] + trials
+        ranked = sorted(scored, key=lambda one: -one[0])  # stable: the first of equals
+        alive = [setting for _, setting in ranked[: max(1, len(ranked) // 2)]]
+    head: Line = {"kind": "choice", "dataset": job.dataset, "method": job.method, "rounds": job.rounds}
+    line: Line = head | {"key": _key({**head, "trials": trials}), "setting": alive[0], "trials": trials}
+    if store.find(line["key"]) is None:
+        store.add(line)
+    for setting in grid(job.method):
+        shutil.rmtree(
+            campaign.out / "runs" / _folder(_with(file, position, job, setting, 1), job.rounds), ignore_errors=True
+        )
+    return line
+
+
+def _trial(campaign: Campaign, store: Store, job: Job, budget: int) -> float:
+    """The validation accuracy of a setting after so many rounds; 0 if it diverged."""
+    line = campaign.run(job, store, _folder(job, budget))
+    return 0.0 if line["failed"] else round(mean(line["test_accuracy"][-LAST:]), 5)
+
+
+def _with(file: Path, position: int, job: Job, setting: Setting, rounds: int) -> Job:
+    """The same job with a setting and a number of rounds."""
+    return of_file(TUNE, file, SEED, rounds, lambda _, method: setting if method == job.method else {})[position]
+
+
+def _folder(job: Job, budget: int) -> str:
+    """The same for every number of rounds, so that a longer trial goes on where the shorter one ended."""
+    plain = {**job.config, "train": {**job.config["train"], "rounds": 0}}
+    return f"tune-{budget}-{_key(plain)}"
+
+
+def _key(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Choices:
+    """What tuning chose, from the first of these stores that knows the method; the file's own values if none does."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.lines: dict[tuple[str, str], Line] = {}
+        for path in paths:
+            newest: dict[tuple[str, str], Line] = {}
+            for line in Store(path).lines:
+                if line.get("kind") == "choice":
+                    newest[line["dataset"], line["method"]] = line
+            self.lines = newest | self.lines
+
+    def __call__(self, dataset: str, method: str) -> Setting:
+        found = self.lines.get((dataset, method))
+        return {} if found is None else dict(found["setting"])

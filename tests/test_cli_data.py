@@ -1,0 +1,92 @@
+"""`fedge data` as a person types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedge.cli.app import app
+from fedge.data import fashion_mnist
+from fedge.data.files import Remote
+
+from . import official
+from .test_download import address  # noqa: F401  a server on this machine
+
+
+def invoke(*words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["data", *words])
+    return found.exit_code, " ".join(found.output.split())
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small local copy that counts as the official one, and an empty folder for fedge's own."""
+    checksums = official.fashion(tmp_path / "copy")
+    monkeypatch.setattr(fashion_mnist, "CONTENT", checksums)
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("FEDGE_DATA", str(tmp_path / "data"))
+    return tmp_path / "copy"
+
+
+def test_a_local_copy_is_checked_kept_and_found_again(copy: Path) -> None:
+    assert "not here: fedge data get fashion_mnist" in invoke("list")[1]
+    code, text = invoke("get", "fashion_mnist", "--from", str(copy))
+    assert code == 0, text
+    kept = copy.parent / "data" / "fashion_mnist"
+    assert sorted(path.name for path in kept.iterdir()) == sorted(path.name for path in copy.iterdir())
+    code, text = invoke("check", "fashion_mnist")
+    assert (code, "complete and as expected" in text) == (0, True)
+    code, text = invoke("check")
+    assert code == 0
+    assert text.count("complete and as expected") == 2  # and the digits
+
+
+def test_a_damaged_copy_is_refused_and_nothing_is_kept(copy: Path) -> None:
+    path = copy / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-3])
+    code, text = invoke("get", "fashion_mnist", "--from", str(copy))
+    assert code == 2
+    assert "truncated or damaged" in text
+    assert not (copy.parent / "data").exists()
+
+
+def test_check_fails_on_what_was_damaged_later(copy: Path) -> None:
+    invoke("get", "fashion_mnist", "--from", str(copy))
+    path = copy.parent / "data" / "fashion_mnist" / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(b"")
+    code, text = invoke("check")
+    assert code == 1
+    assert "train-labels-idx1-ubyte.gz is truncated or damaged" in text or "idx header" in text
+
+
+def test_a_download_is_kept_and_loaded(copy: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """From a server that sends something else, nothing is kept."""
+    wrong = (Remote(f"{address}/other.bin", "md5:0"),)
+    monkeypatch.setitem(_entry().__dict__, "remotes", wrong)
+    code, text = invoke("get", "fashion_mnist")
+    assert code == 2
+    assert "did not send the official file" in text
+    assert list((copy.parent / "data" / "fashion_mnist").iterdir()) == []
+
+
+def _entry():
+    from fedge.data.catalogue import LOADERS
+
+    return LOADERS["fashion_mnist"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("get", "fashon_mnist"), "did you mean 'fashion_mnist'?"),
+        (("get", "digits"), "part of the library"),
+        (("check", "cifar10", "digits", "--from", "x"), "--from is for one data set"),
+        (("check", "cifar10", "--from", "/no/such/place"), "there is no /no/such/place"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], message: str) -> None:
+    code, text = invoke(*words)
+    assert code in (1, 2)
+    assert message in text

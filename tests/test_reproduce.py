@@ -1,0 +1,436 @@
+"""`fedge reproduce` on a tiny stand-in: every run once, resumable anywhere, tables from what is stored."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedge.data
+from benchmarks.paper import page
+from fedge.cli.app import app
+from fedge.experiment import ExperimentError, parse
+from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, places, tune
+from fedge.reproduce.campaign import Tell
+from fedge.reproduce.claims import claims
+from fedge.reproduce.figures import draw, limits
+from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
+from fedge.reproduce.tuning import MOST, TRIALS, grid
+
+from . import paper
+
+FILES = Path(__file__).parents[1] / "benchmarks" / "paper"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = paper.write(tmp_path / "paper")
+    monkeypatch.setenv("FEDGE_PAPER", str(folder))
+    places.paper.cache_clear()
+    yield folder
+    places.paper.cache_clear()
+
+
+class Counting(Tell):
+    def __init__(self) -> None:
+        self.rounds: list[str] = []
+
+    def round(self, job: Job, record: dict) -> None:
+        self.rounds.append(f"{job} {record['round']}")
+
+
+def campaign(out: Path, stop: Callable[[], bool] = lambda: False) -> Campaign:
+    return Campaign(out, "cpu", stop=stop, tell=Counting())
+
+
+def without_times(path: Path) -> list[dict]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for name in ("seconds", "seconds_a_round"):
+            line.pop(name, None)
+    return sorted(lines, key=lambda line: line["key"])
+
+
+def test_a_folder_without_experiments_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGE_PAPER", str(tmp_path))
+    with pytest.raises(ExperimentError, match=r"FEDGE_PAPER is .* without paper\.toml"):
+        jobs("noniid", "fmnist", [0])
+
+
+# The real files
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_file_is_an_experiment_with_its_cells_in_the_paper(name: str, dataset: str) -> None:
+    if (name, dataset) in (("batch-epochs", "cifar10"), ("batch-epochs", "kws")):
+        assert jobs(name, dataset, [0]) == []
+        return
+    wanted = jobs(name, dataset, [0, 1])
+    assert {job.seed for job in wanted} == {0, 1}
+    for job in wanted:
+        assert parse(job.config).train["cohort"] * 5 == job.config["partition"]["clients"]
+        assert grid(job.method)
+        if name not in ("curves", "batch-epochs"):
+            assert places.stated(name, job.cell, job.label)[0] is not None
+
+
+def test_every_cell_of_the_paper_has_a_run() -> None:
+    for name in EXPERIMENTS:
+        stated = {(cell, label) for cell, row in places.paper().get(name, {}).items() for label in row}
+        ours = {(job.cell, job.label) for dataset in DATASETS for job in jobs(name, dataset, [0])}
+        assert stated <= ours, name
+
+
+def test_every_method_has_the_same_budget_and_is_tuned_without_the_test_set() -> None:
+    listed = tomllib.loads((FILES / "grid.toml").read_text())
+    assert {len(grid(method)) for method in listed} == {MOST}
+    for dataset in DATASETS:
+        tuned = jobs("tune", dataset, [0])
+        assert {job.method for job in tuned} == set(listed)
+        assert all(job.config["data"]["validation"] == 0.1 and job.rounds == 60 for job in tuned)
+
+
+def test_the_same_run_in_two_tables_is_one_run() -> None:
+    def key(name: str, cell: str, label: str) -> str:
+        (found,) = (job.key for job in jobs(name, "fmnist", [0]) if (job.cell, job.label) == (cell, label))
+        return found
+
+    one = key("noniid", "fmnist-l2", "FedOVA")
+    assert one == key("curves", "fmnist", "FedOVA") == key("sharing", "fmnist", "FedOVA")
+    assert one == key("clients", "fmnist-k100", "FedOVA") == key("batch-epochs", "fmnist-batch", "FedOVA, B = 15")
+    others = [job.key for job in jobs("noniid", "fmnist", [0, 1])]
+    assert len(set(others)) == len(others)
+
+
+# Runs
+
+
+def test_a_finished_run_is_not_repeated(tiny: Path, tmp_path: Path) -> None:
+    first = campaign(tmp_path / "out")
+    wanted = jobs("noniid", "fmnist", [0], rounds=2)
+    lines = [first.run(job) for job in wanted]
+    assert len(first.tell.rounds) == 4 * 2
+    again = campaign(tmp_path / "out")
+    assert [again.run(job) for job in wanted] == lines
+    assert again.tell.rounds == []
+    assert not list((tmp_path / "out" / "runs").iterdir())
+    other = campaign(tmp_path / "out")
+    other.run(next(job for job in jobs("clients", "fmnist", [0], rounds=2) if job.cell == "fmnist-k20"))
+    assert other.tell.rounds == []  # the same run, in another table
+
+
+def test_a_line_has_all_that_a_number_needs(tiny: Path, tmp_path: Path) -> None:
+    job = jobs("optimisers", "fmnist", [3])[0]
+    line = campaign(tmp_path).run(job)
+    stored = json.loads((tmp_path / "results.jsonl").read_text())
+    assert stored == line
+    assert line["seed"] == line["config"]["train"]["seed"] == line["config"]["partition"]["seed"] == 3
+    assert len(line["test_accuracy"]) == len(line["train_accuracy"]) == line["rounds"] == 4
+    assert line["final_accuracy"] == line["test_accuracy"][-1]
+    for name in ("versions", "hardware", "seconds_a_round", "up_bytes", "down_bytes", "setup_bytes", "engine"):
+        assert line[name] is not None, name
+    direct = parse(line["config"])
+    assert direct.train["rounds"] == 4
+
+
+def test_stopping_anywhere_and_going_on_gives_the_same_lines(tiny: Path, tmp_path: Path) -> None:
+    wanted = jobs("noniid", "fmnist", [0])
+    whole = campaign(tmp_path / "whole")
+    for job in wanted:
+        whole.run(job)
+    asked, ends = 0, 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % 7 == 0
+
+    for _ in range(100):
+        cut = campaign(tmp_path / "cut", stop)
+        try:
+            for job in wanted:
+                cut.run(job)
+        except Stopped:
+            ends += 1
+        else:
+            break
+    assert ends > 2
+    assert without_times(tmp_path / "cut" / "results.jsonl") == without_times(tmp_path / "whole" / "results.jsonl")
+
+
+def test_data_are_loaded_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    real = fedge.data.load
+
+    def counted(*args: object, **options: object) -> fedge.data.Data:
+        loads.append(args)
+        return real(*args, **options)
+
+    monkeypatch.setattr("fedge.experiment.setup.load", counted)
+    one = campaign(tmp_path)
+    for job in jobs("noniid", "fmnist", [0, 1], rounds=1):
+        one.run(job)
+    assert len(loads) == 1
+
+
+def test_a_run_that_diverges_is_a_result(tiny: Path, tmp_path: Path) -> None:
+    wild = jobs("noniid", "fmnist", [0], chosen=lambda dataset, method: {"lr": 1e30})[0]
+    line = campaign(tmp_path).run(wild)
+    assert "no good" in line["failed"] or "finite" in line["failed"]
+    again = campaign(tmp_path)
+    assert again.run(wild)["failed"] == line["failed"]
+    assert "(1 of 1 diverged)" in cells([wild], again.store)["FedAvg"]["fmnist-l2"].text()
+
+
+def test_a_torn_last_line_is_cut_off_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"key": "a"}\n{"key": "b", "acc')
+    store = Store(path)
+    assert store.lines == [{"key": "a"}]
+    store.add({"key": "c"})
+    assert [line["key"] for line in Store(path).lines] == ["a", "c"]
+    path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
+    with pytest.raises(ExperimentError, match=r"x\.jsonl, line 2, is not JSON"):
+        Store(path)
+
+
+# Tuning
+
+
+def test_halving_tries_every_setting_and_keeps_the_better_half(tiny: Path, tmp_path: Path) -> None:
+    one = campaign(tmp_path)
+    choices = tune(one, "fmnist", rounds=8)
+    assert [line["method"] for line in choices] == ["FedAvg", "FedOVA", "FedDANE"]
+    for line in choices:
+        tried = {2: [], 4: [], 8: []}
+        for trial in line["trials"]:
+            tried[trial["rounds"]].append(trial)
+        assert [len(trials) for trials in tried.values()] == [4, 2, 1]
+        assert [trial["setting"] for trial in tried[2]] == grid(line["method"])
+        for short, long in ((2, 4), (4, 8)):
+            better = sorted(tried[short], key=lambda trial: -trial["validation"])[: len(tried[long])]
+            assert [trial["setting"] for trial in better] == [trial["setting"] for trial in tried[long]]
+        assert line["setting"] == tried[8][0]["setting"]
+    assert len(one.tell.rounds) == 3 * (4 * 2 + 2 * 2 + 1 * 4)  # a longer trial goes on from the shorter one
+    assert not list((tmp_path / "runs").iterdir())
+    again = campaign(tmp_path)
+    assert tune(again, "fmnist", rounds=8) == choices
+    assert again.tell.rounds == []
+
+
+def test_tuning_that_was_stopped_chooses_the_same(tiny: Path, tmp_path: Path) -> None:
+    wanted = tune(campaign(tmp_path / "whole"), "fmnist", rounds=8)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % 9 == 0
+
+    for _ in range(100):
+        try:
+            found = tune(campaign(tmp_path / "cut", stop), "fmnist", rounds=8)
+            break
+        except Stopped:
+            continue
+    assert found == wanted
+
+
+def test_what_was_chosen_is_used(tiny: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    Store(first).add({"kind": "choice", "key": "1", "dataset": "fmnist", "method": "FedAvg", "setting": {"lr": 0.7}})
+    for lr in (0.3, 0.2):  # the later counts
+        line = {"kind": "choice", "dataset": "fmnist", "setting": {"lr": lr, "lr_decay": 0.5}}
+        Store(second).add({**line, "key": f"2{lr}", "method": "FedAvg"})
+        Store(second).add({**line, "key": f"3{lr}", "method": "FedOVA"})
+    chosen = Choices([first, second, tmp_path / "missing.jsonl"])
+    found = {job.label: job.config["algorithm"] for job in jobs("noniid", "fmnist", [0], chosen=chosen)}
+    assert found["FedAvg"]["inner"]["lr"] == 0.7
+    assert found["FedOVA"]["inner"]["inner"]["lr"] == 0.2
+    assert found["FedOVA"]["inner"]["inner"]["lr_decay"] == 0.5
+    (batch,) = jobs("batch-epochs", "fmnist", [0], chosen=chosen)
+    assert batch.config["algorithm"]["inner"]["inner"]["lr"] == 0.2
+
+
+def test_a_grid_that_is_too_large_or_missing_is_refused(tiny: Path) -> None:
+    (tiny / "grid.toml").write_text("[FedAvg]\nlr = [1.0, 2.0, 3.0]\nmomentum = [0.0, 0.5, 0.9]\n")
+    with pytest.raises(ExperimentError, match="9 settings for 'FedAvg', at most 8"):
+        grid("FedAvg")
+    with pytest.raises(ExperimentError, match="no settings for 'FedOVA'"):
+        grid("FedOVA")
+
+
+# Tables
+
+
+def fake(job: Job, accuracy: float, **more: object) -> dict:
+    return {
+        "key": job.key,
+        "failed": None,
+        "final_accuracy": accuracy,
+        "final_train_accuracy": accuracy,
+        "test_accuracy": [0.1, accuracy],
+        "train_accuracy": [0.1, accuracy],
+        "rounds": 2,
+        "up_bytes": 3e6,
+        "down_bytes": 3e6,
+        "setup_bytes": 2e6,
+        "seconds_a_round": 0.5,
+        "hardware": "a machine",
+        "engine": {"precision": "fp32"},
+        **more,
+    }
+
+
+def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("noniid", "fmnist", [0, 1])
+    for job in wanted:
+        if job.cell == "fmnist-l2" and job.label == "FedAvg":
+            store.add(fake(job, 0.5 + 0.1 * job.seed))
+        if job.cell == "fmnist-l5" and job.label == "FedOVA" and job.seed == 0:
+            store.add(fake(job, 0.8))
+    lines = table(wanted, store).splitlines()
+    assert lines[0] == "| test accuracy, % | l = 2: paper | l = 2: ours | l = 5: paper | l = 5: ours |"
+    assert lines[2] == "| FedAvg | 10 | 55.0 ± 7.1 | – | not run |"
+    assert lines[3] == "| FedOVA | 99 | not run | – | 80.0 (1 of 2 seeds) |"
+    shown = details(wanted, store).splitlines()
+    assert (
+        "| fmnist-l2 | FedAvg | lr 0.1, lr_decay 1, epochs 1, batch_size 20 | 4 | 2.0 ± 0.0 | 0.500 ± 0.000 |"
+        in shown[2]
+    )
+    assert shown[-2].endswith(f"| {NOT_RUN} |") or NOT_RUN in shown[-2]
+
+
+def test_the_table_of_optimisers_has_rounds_to_targets(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("optimisers", "fmnist", [0, 1])
+    for job in wanted:
+        store.add(fake(job, 0.5 if job.seed else 0.15))
+    row = table(wanted, store).splitlines()[2]
+    assert row == "| FedAvg | 98.2 | 200 | 32.5 ± 24.7 | 32.5 ± 24.7 | 2 (1 of 2 seeds) | not reached |"
+
+
+def test_a_figure_has_where_its_curves_end_and_when_they_get_there(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("batch-epochs", "fmnist", [0])
+    assert table(wanted, store).splitlines()[2] == "| fmnist | FedOVA, B = 20 | not run | not run |"
+    store.add(fake(wanted[0], 0.5))
+    assert table(wanted, store).splitlines()[2] == "| fmnist | FedOVA, B = 20 | 50.0 | 2 |"
+
+
+def test_claims_are_judged(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("clients", "fmnist", [0])
+    accuracy = {("fmnist-k20", "FedAvg"): 0.5, ("fmnist-k20", "FedOVA"): 0.61, ("fmnist-k40", "FedOVA"): 0.60}
+    for job in wanted:
+        if (job.cell, job.label) in accuracy:
+            store.add(fake(job, accuracy[job.cell, job.label]))
+    assert claims(wanted, store) == [
+        "fmnist-k20: FedOVA at least the paper's 60 %: 61.0 %, holds",
+        "fmnist-k20: FedOVA at least our FedAvg, 50.0 %: 61.0 %, holds",
+        "fmnist-k40: FedOVA at least the paper's 59.5 %: 60.0 %, holds",
+        "fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20: it loses 1.0, does not hold",
+    ]
+
+
+def test_figures_show_what_there_is(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("noniid", "fmnist", [0, 1])
+    assert draw(wanted, store, tmp_path / "none.png") is None
+    store.add(fake(wanted[0], 0.5))
+    picture = draw(wanted, store, tmp_path / "some.png")
+    assert picture is not None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_shows_the_ends_of_all_its_curves() -> None:
+    low, high = limits(np.array([10.0] + [60.0] * 30 + [90.0]))
+    assert 50 <= low < 60
+    assert 90 < high <= 100
+
+
+def test_spread_of_one_seed_is_its_value() -> None:
+    assert (spread([1.25], 1), spread([1.0, 2.0], 1)) == ("1.2", "1.5 ± 0.7")
+
+
+# The command
+
+
+def invoke(*words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["reproduce", *words])
+    return found.exit_code, found.output
+
+
+def test_the_command_makes_table_figure_and_lines(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--rounds", "2", "--seeds", "1", "--device", "cpu", "--out", str(out))
+    code, text = invoke("noniid", *options)
+    assert code == 0, text
+    page = (out / "noniid-fmnist.md").read_text()
+    assert page.startswith("# Labels a client, Digits\n\n| test accuracy, % | l = 2: paper |")
+    assert (out / "noniid-fmnist.png").exists()
+    assert len((out / "results.jsonl").read_text().splitlines()) == 4
+    code, text = invoke("noniid", *options, "--plan")
+    assert (code, text.count("done "), text.count("to do")) == (0, 4, 0)
+    code, text = invoke("noniid", *options)
+    assert text.count("(was done)") == 4
+
+
+def test_time_that_is_up_has_its_own_code(tiny: Path, tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--seeds", "1", "--out", str(tmp_path / "out"))
+    code, text = invoke("noniid", *options, "--minutes", "0")
+    assert code == 3
+    assert "the same command goes on" in text
+    assert invoke("noniid", *options)[0] == 0
+
+
+def test_tune_and_then_the_others_use_it(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, text = invoke("tune", "noniid", "--rounds", "4", "--seeds", "1", "--device", "cpu", "--out", str(out))
+    assert code == 0, text
+    chosen = {line["method"]: line["setting"] for line in Store(out / TRIALS).lines if line.get("kind") == "choice"}
+    for line in Store(out / "results.jsonl").lines:
+        inner = line["config"]["algorithm"]
+        while "inner" in inner:
+            inner = inner["inner"]
+        assert chosen[line["label"]].items() <= inner.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nonid",), "experiment is 'nonid' (did you mean 'noniid'?)"),
+        (("noniid", "--dataset", "mnist"), "dataset is 'mnist'"),
+        (("noniid", "--device", "tpu"), "device is 'tpu'"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], message: str) -> None:
+    code, text = invoke(*words)
+    assert code == 2
+    assert message in text
+
+
+def test_a_missing_data_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGE_DATA", str(tmp_path))
+    code, text = invoke("noniid", "--dataset", "kws", "--device", "cpu", "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "fedge data get speech_commands" in " ".join(text.split())
+
+
+def test_the_page_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.paper`."""
+    assert page.text() == page.PAGE.read_text("utf-8")
+
+
+def test_the_page_follows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result appears beside the paper's number, with its figure and its hardware; the rest says "not run"."""
+    job = next(one for one in jobs("noniid", "fmnist", [0]) if one.label == "FedOVA")
+    Store(tmp_path / "results.jsonl").add(fake(job, 0.9))
+    monkeypatch.setattr(page, "FOLDER", tmp_path)
+    found = page.text()
+    assert "| FedOVA | 89.4 | 90.0 (1 of 3 seeds) | 90.3 | not run | 91.7 | not run |" in found
+    assert "images/paper-noniid-fmnist.png" in found
+    assert "images/paper-noniid-kws.png" not in found
+    assert "a machine, fp32" in found
