@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Payload
+from fedge.engine.memory import is_out_of_memory
 from fedge.engine.rewrite import Update, call_directly, simplify, split_updates, update_in_place
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -88,6 +89,8 @@ class Traced:
             call_directly(graph)
             return graph.forward
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             warnings.warn(f"a step could not be recorded and runs slower: {error}", stacklevel=2)
             return lambda *leaves: pytree.tree_leaves(self.function(*pytree.tree_unflatten(list(leaves), spec)))
 
@@ -99,6 +102,8 @@ class Traced:
                 updates = split_updates(parted, carry)
                 return Captured(torch.compile(parted, dynamic=False), leaves, carry, updates)
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
                 warnings.warn(f"a step could not be compiled and runs as it was recorded: {line}", stacklevel=2)
         update_in_place(graph, carry, fuse=True)
