@@ -17,6 +17,7 @@ from fedge.engine import Loopback, Simulator
 from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys
 from fedge.engine.crew import Crew
 from fedge.engine.memory import Budget, peak
+from fedge.engine.trace import check_same
 from fedge.handle import parameters
 from fedge.keys import fold_array, fold_tensor
 from tests.cases import close, generator, ragged, toy_data, toy_model
@@ -183,3 +184,29 @@ def test_batches_drawn_by_numpy_are_those_drawn_on_a_device(batch_size: int | No
     for first, last, active in schedule.segments():
         for one, other in zip(schedule._at(first, last, active), schedule._at_here(first, last, active), strict=True):
             assert torch.equal(one, other)
+
+
+def test_forward_mode_is_safe_in_many_threads() -> None:
+    """Products with the Gauss-Newton matrix by many workers at once; torch itself keeps one state for all threads."""
+    federation = problem(True)
+    algorithm = algorithms(True)["fisher l-bfgs, product"]
+    link = Simulator(algorithm, federation, chunk=1, workers=8)
+    found = fedge.train(algorithm, federation, rounds=3, link=link)
+    expected = fedge.train(algorithm, federation, rounds=3, link=Simulator(algorithm, federation, chunk=100))
+    assert close(found.params, expected.params) < 1e-10
+
+
+def test_a_compiled_step_with_other_results_is_refused() -> None:
+    before = [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.tensor(1)]
+    expected = [torch.ones(3), torch.ones(2, dtype=torch.float64), torch.tensor(2)]
+    check_same(before, expected, [torch.full((3,), 1.0004), expected[1] + 1e-12, torch.tensor(2)])
+    for place, wrong in (
+        (0, torch.zeros(3)),
+        (1, expected[1] + 1e-5),
+        (2, torch.tensor(1)),
+        (0, torch.full((3,), 1.2)),
+    ):
+        found = [*expected]
+        found[place] = wrong
+        with pytest.raises(RuntimeError, match="other results"):
+            check_same(before, expected, found)
