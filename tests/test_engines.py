@@ -204,7 +204,7 @@ def test_a_compiled_step_with_other_results_is_refused() -> None:
         (0, torch.zeros(3)),
         (1, expected[1] + 1e-5),
         (2, torch.tensor(1)),
-        (0, torch.full((3,), 1.2)),
+        (0, torch.full((3,), 1.4)),
     ):
         found = [*expected]
         found[place] = wrong

@@ -69,7 +69,7 @@ def measure(
     step = round_of(workload, device, **engine)
     step()
     first = time.perf_counter() - begin
-    for _ in range(WARM["cpu"]):
+    for _ in range(WARM["cpu" if device == "cpu" else "cuda"]):
         timed(step, device)
         if time.perf_counter() - begin > 20:
             break

@@ -16,6 +16,7 @@ from fedge.cli.errors import one_line
 from fedge.cli.text import to_json
 from fedge.experiment import ExperimentError
 from fedge.experiment.device import find
+from fedge.reproduce.hardware import hardware
 from fedge.runfolder import versions
 
 ON_A_CPU = ("A", "B", "C")
@@ -45,7 +46,7 @@ def bench(
         options = {"precision": precision, "compile": compile}
         timings = [_one(name, place, repeats, plain, options, console) for name in chosen]
     if json:
-        typer.echo(to_json({"versions": versions(), **options, "timings": [_figures(one) for one in timings]}))
+        typer.echo(to_json({"versions": versions(), "hardware": hardware(place), **options, "timings": [_figures(one) for one in timings]}))
     else:
         console.print(_table(timings))
 

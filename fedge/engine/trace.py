@@ -122,16 +122,15 @@ class Traced:
 def check_same(before: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> None:
     """Refuse a compiled step that does not do what the recorded one does, up to rounding.
 
-    It has happened, for a single job. What is compared is how far each part of the carry moved; the slack is that of
-    products in TF32, except in double precision.
+    What is compared is where each part of the carry moved; the slack is that of bfloat16, except in double precision.
     """
     for old, wanted, got in zip(before, expected, found, strict=True):
         if not wanted.is_floating_point():
             same = torch.equal(wanted, got)
         else:
-            moved, gap = float((wanted - old).abs().max()), float((wanted - got).abs().max())
-            slack = 1e-7 if wanted.dtype == torch.float64 else 0.05
-            same = not gap > slack * moved + 1e-7 * float(wanted.abs().max())
+            moved, gap = float((wanted - old).norm()), float((wanted - got).norm())
+            slack = 1e-7 if wanted.dtype == torch.float64 else 0.3
+            same = gap <= slack * moved + 1e-6 * float(wanted.norm())
         if not same:
             raise RuntimeError("compiled, it gives other results")
 
@@ -188,7 +187,7 @@ class Captured:
     def __init__(
         self, step: Function, leaves: list[Tensor], carry: range, updates: Sequence[Update] | None = None
     ) -> None:
-        self.updates = updates
+        self.step, self.updates = step, updates  # the step owns constants that the graph will read
         self.buffers = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self.carry = carry
         self.last: list[Tensor | None] = [None] * len(leaves)
