@@ -87,8 +87,10 @@ class Collector:
         """Count the bytes that the messages of one client took, framing included."""
         self.wire = (self.wire[0] + down, self.wire[1] + up)
 
-    def lose(self, client: int, reason: str) -> None:
-        """A client that gave no usable answer at all."""
+    def lose(self, client: int, reason: str, sent: bool = True) -> None:
+        """A client that gave no usable answer at all; one that was never sent anything cost nothing either."""
+        if not sent:
+            self.down -= sum(payload_bytes(payload) for payload in self.requests[client].values())
         self.dropped.append(Drop(client, self.ask.tasks[0], reason))
 
     def close(self) -> tuple[Reply, list[Drop], Row]:

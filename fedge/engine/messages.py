@@ -76,11 +76,12 @@ class MessageLink(LocalLink):
         first = True
         for position, blob in sent.items():
             collector, answer = collectors[position], mail.parts.get(position, b"")
-            framing = (mail.wire_down - _size(sent), mail.wire_up - _size(mail.parts)) if first else (0, 0)
-            collector.travelled(len(blob) + framing[0], len(answer) + framing[1])
+            if mail.wire_down:
+                framing = (mail.wire_down - _size(sent), mail.wire_up - _size(mail.parts)) if first else (0, 0)
+                collector.travelled(len(blob) + framing[0], len(answer) + framing[1])
             first = False
             if mail.lost is not None:
-                collector.lose(client, mail.lost)
+                collector.lose(client, mail.lost, sent=mail.wire_down > 0)
                 continue
             try:
                 parsed = parse(answer)
