@@ -8,6 +8,7 @@ import typer
 
 from fedge import __version__
 from fedge.cli.bench import bench
+from fedge.cli.deploy import deploy_app
 from fedge.cli.partition import partition_app
 from fedge.cli.report import report
 from fedge.cli.run import run
@@ -58,3 +59,4 @@ app.command(
 )(report)
 app.command(epilog=examples("fedge bench", "fedge bench B C --repeats 9", "fedge bench --check"))(bench)
 app.add_typer(partition_app, name="partition")
+app.add_typer(deploy_app, name="deploy")

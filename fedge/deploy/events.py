@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedge.deploy.flower import Timing
 from fedge.experiment import Progress, Watch
 from fedge.run import Record, Run
 
@@ -36,6 +37,9 @@ class Reporter(Watch):
     def fail(self, label: str, progress: Progress, reason: str) -> None:
         self._tell("fail", label, progress, reason=reason)
 
+    def phase(self, label: str, timing: Timing) -> None:
+        self._tell("phase", label, timing=asdict(timing))
+
     def done(self, error: str | None = None) -> None:
         self._tell("done", error=error)
 
@@ -60,6 +64,9 @@ def _line(news: dict[str, Any]) -> str:
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", test accuracy {accuracy:.3f}"
         return f"{head}round {record['round']}, {record['seconds']:.1f} s{shown}{dropped}"
+    if timing := news.get("timing"):
+        parts = f"{timing['start']:.1f} s to start, {timing['work']:.1f} s of work"
+        return f"{head}round {timing['round']}, phase {timing['phase']}: {timing['seconds']:.1f} s, of these {parts}"
     return head + str(news.get("line") or news.get("reason") or news.get("error") or news["event"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,11 +50,12 @@ class FlowerLink(MessageLink):
         *,
         label: str = "",
         deadline: float = 600.0,
+        clocked: Callable[[Timing], None] = lambda timing: None,
         **options: Any,
     ) -> None:
         positive("deadline", deadline)
+        self.clocked = clocked
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
-        self.timings: list[Timing] = []
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
         super().__init__(algorithm, federation, **options)
@@ -130,7 +132,7 @@ class FlowerLink(MessageLink):
     def _clock(self, at: At, seconds: float, letters: dict[int, Letter]) -> None:
         spent = [_seconds(letter) for letter in letters.values()] or [(0.0, 0.0)]
         start, work = map(max, zip(*spent, strict=True))
-        self.timings.append(Timing(at.round, at.phase, seconds, start, work))
+        self.clocked(Timing(at.round, at.phase, seconds, start, work))
 
 
 def _seconds(letter: Letter) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Messages to nodes and their answers, within a deadline.
 
-`Grid.send_and_receive` is a push and then a pull every three seconds. These are the same two calls of Flower's grid with
-a shorter pause, which is most of what a fast phase waits for on the server's side.
+`Grid.send_and_receive` is a push and then a pull every three seconds. These are the same two calls of Flower's grid
+with a shorter pause, which is most of what a fast phase waits for on the server's side.
 """
 
 from __future__ import annotations

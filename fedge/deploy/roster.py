@@ -81,7 +81,7 @@ class Roster:
         node = self.nodes.get(client)
         return node if node in self._online else None
 
-    def wait(self, wanted: int, seconds: float, deadline: float) -> None:
+    def wait(self, wanted: int, seconds: float, deadline: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Until so many clients are there; fewer, but one at least, are enough when time is over."""
         end, shown = time.monotonic() + seconds, -1
         while True:
@@ -90,7 +90,7 @@ class Roster:
             if there != shown:
                 self.say(f"{there} of {wanted} nodes are connected")
                 shown = there
-            if there >= wanted:
+            if there >= wanted or stop():
                 return
             if time.monotonic() >= end:
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,18 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
     reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
     roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say)
     deadline = float(config["deadline"])
-    roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline)
+    roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline, reporter.stop)
 
     def link(label: str) -> FlowerLink:
-        options = {"label": label, "deadline": deadline, "min_replies": int(config["min-replies"])}
-        return FlowerLink(setup.algorithms[label], setup.federation, grid, roster, **options)
+        return FlowerLink(
+            setup.algorithms[label],
+            setup.federation,
+            grid,
+            roster,
+            label=label,
+            deadline=deadline,
+            clocked=partial(reporter.phase, label),
+            min_replies=int(config["min-replies"]),
+        )
 
-    compare(
-        experiment, job.folder, resume=job.resume, watch=reporter, stop=reporter.stop, setup=setup, link=link
-    )
+    compare(experiment, job.folder, resume=job.resume, watch=reporter, stop=reporter.stop, setup=setup, link=link)

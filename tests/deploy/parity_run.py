@@ -36,7 +36,10 @@ def main(out: Path) -> None:
             result = {"params": run.params, "ledger": run.ledger.as_dicts(), "dropped": dropped}
             torch.save(result, out / f"{label}.pt")
 
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2, "log_to_driver": False}}
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": 2, "log_to_driver": False},
+    }
     run_simulation(app, client_app(algorithms, load), num_supernodes=CLIENTS, backend_config=backend)
 
 
