@@ -67,6 +67,7 @@ class Fleet:
             self.register(self.keys.node(number))
         for number in range(self.nodes):
             self.start_node(number)
+        self.say(f"The SuperLink is at {self.address}, with TLS and node keys")
 
     def start_superlink(self) -> None:
         """Also after it was killed: same port, same database."""

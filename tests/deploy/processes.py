@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,24 +23,63 @@ def quiet(home: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
+        "COLUMNS": "120",
     }
 
 
+def program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+class Marked:
+    """Runs programs whose processes, and those they start, can be found again; with a temporary folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.temporary = folder, folder / "temporary"
+        self.temporary.mkdir()
+        self.mark = f"FEDGE_TEST={uuid.uuid4().hex}"
+
+    def env(self) -> dict[str, str]:
+        name, _, value = self.mark.partition("=")
+        return quiet(self.folder / "home") | {name: value, "TMPDIR": str(self.temporary)}
+
+    def run(self, name: str, *words: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        command = [program(name), *words]
+        return subprocess.run(
+            command, cwd=self.folder, env=self.env(), capture_output=True, text=True, timeout=seconds, check=False
+        )
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [program(name), *words], cwd=self.folder, env=self.env(), stdout=pipe, stderr=pipe, text=True
+        )
+
+    @staticmethod
+    def until(process: subprocess.Popen[str], ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end, f"not ready after {seconds} s"
+            time.sleep(0.2)
+
+    def assert_clean(self) -> None:
+        """No process, and no temporary folder: that is where the keys were."""
+        end = time.monotonic() + 15  # apps notice within seconds that their parent is gone
+        while left := running(self.mark):
+            assert time.monotonic() < end, left
+            time.sleep(0.5)
+        assert not list(self.temporary.glob("fedge-fleet-*"))
+        assert not list(self.folder.rglob("*.key"))
+
+
 def running(words: str) -> dict[int, str]:
-    """Processes whose command line or environment names these words, this one and its parents left out."""
-    mine, found = set(), {}
-    pid = os.getpid()
-    while pid > 1:
-        mine.add(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Processes whose environment has these words, and their command lines; those that are ending do not count."""
+    found = {}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) not in mine:
-            try:
-                if (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                    continue
-                command = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-            except OSError:
-                continue
-            if words.encode() in command:
+        try:
+            if folder.name.isdigit() and words.encode() in (folder / "environ").read_bytes():
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+        except OSError:
+            continue
+    return {pid: command for pid, command in found.items() if command}
