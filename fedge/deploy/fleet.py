@@ -58,6 +58,11 @@ class Fleet:
         self.stop()
 
     def start(self) -> None:
+        self.start_parts(self.nodes)
+        self.say(f"The SuperLink is at {self.address}, with TLS and node keys")
+
+    def start_parts(self, online: int) -> None:
+        """All keys are registered; so many of the nodes are started."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keys = make_keys(self.folder / "keys", [HOST, "localhost"], self.nodes)
         self._write_connection()
@@ -65,9 +70,8 @@ class Fleet:
         self.start_superexec()
         for number in range(self.nodes):
             self.register(self.keys.node(number))
-        for number in range(self.nodes):
+        for number in range(online):
             self.start_node(number)
-        self.say(f"The SuperLink is at {self.address}, with TLS and node keys")
 
     def start_superlink(self) -> None:
         """Also after it was killed: same port, same database."""
@@ -78,13 +82,13 @@ class Fleet:
 
     def start_superexec(self) -> None:
         command = ["flower-superexec", "--runtime-api-address", self.address]
-        self._spawn("superexec", [*command, "--root-certificates", str(self._keys.ca)])
+        self._spawn("superexec", [*command, "--root-certificates", str(self.known_keys.ca)])
 
     def start_node(self, number: int, partition: int | None = None) -> None:
         """Node `number` as client `partition`, by default the same; also again, after it was killed."""
         config = f"partition-id={number if partition is None else partition} num-partitions={self.nodes}"
-        command = ["flower-supernode", "--superlink", self.address, "--root-certificates", str(self._keys.ca)]
-        command += ["--auth-supernode-private-key", str(self._keys.node(number)), "--node-config", config]
+        command = ["flower-supernode", "--superlink", self.address, "--root-certificates", str(self.known_keys.ca)]
+        command += ["--auth-supernode-private-key", str(self.known_keys.node(number)), "--node-config", config]
         self._spawn(f"node-{number}", [*command, "--host", HOST, "--port", str(free_port())])
 
     def register(self, key: Path) -> None:
@@ -138,12 +142,16 @@ class Fleet:
             stop_all([self.processes.pop(name) for name in part])
 
     @property
-    def _keys(self) -> Keys:
+    def known_keys(self) -> Keys:
         assert self.keys is not None
         return self.keys
 
     def _server_files(self) -> list[str]:
-        files = {"ca-certfile": self._keys.ca, "certfile": self._keys.certificate, "keyfile": self._keys.server_key}
+        files = {
+            "ca-certfile": self.known_keys.ca,
+            "certfile": self.known_keys.certificate,
+            "keyfile": self.known_keys.server_key,
+        }
         return [word for name, path in files.items() for word in (f"--ssl-{name}", str(path))]
 
     def _spawn(self, name: str, command: list[str]) -> None:
@@ -163,7 +171,7 @@ class Fleet:
     def _write_connection(self) -> None:
         home = self.folder / "homes" / "operator"
         home.mkdir(parents=True, exist_ok=True)
-        entry = {"address": self.address, "root-certificates": str(self._keys.ca)}
+        entry = {"address": self.address, "root-certificates": str(self.known_keys.ca)}
         lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in entry.items())
         (home / "config.toml").write_text(f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{lines}')
 

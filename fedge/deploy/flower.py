@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply
 from fedge.deploy.client import KEEP, WORK
 from fedge.deploy.envelope import pack, unpack
+from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
 from fedge.engine import wire
@@ -51,10 +53,12 @@ class FlowerLink(MessageLink):
         label: str = "",
         deadline: float = 600.0,
         clocked: Callable[[Timing], None] = lambda timing: None,
+        resumed: bool = False,
         **options: Any,
     ) -> None:
         positive("deadline", deadline)
-        self.clocked = clocked
+        self.clocked, self._outages = clocked, Outages()
+        self._faults = ["the server app was started again and went on from its checkpoint"] if resumed else []
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
@@ -82,6 +86,20 @@ class FlowerLink(MessageLink):
         self._clock(at, time.perf_counter() - begin, letters)
         missing = Mail({}, "its node is not connected", 0, 0)
         return {client: mail.get(client, missing) for client in requests}
+
+    def notes(self) -> dict[str, Any]:
+        """What went wrong in this round and was no client's doing, for its record."""
+        faults, self._faults = [*self._faults, *self._outages.take()], []
+        return {"faults": faults} if faults else {}
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self._outages.attach()
+        try:
+            with super().working():
+                yield
+        finally:
+            self._outages.detach()
 
     def _meet(self) -> None:
         """Nodes may have joined since the last round; they say which rows they hold."""

@@ -107,6 +107,8 @@ def _pass_on(one: dict[str, Any], watch: Watch, news: News, say: Callable[[str],
         watch.begin(label, progress)
     elif event == "round":
         watch.round(label, progress, one["record"])
+        for fault in one["record"].get("faults", []):
+            say(f"round {one['record']['round']}: {fault}")
         for drop in one["record"]["dropped"]:
             say(
                 f"round {one['record']['round']}: client {drop['client']} dropped in '{drop['task']}': {drop['reason']}"

@@ -17,7 +17,8 @@ from fedge.deploy.client import Algorithms, Examples, client_app
 from fedge.deploy.events import Reporter
 from fedge.deploy.flower import FlowerLink
 from fedge.deploy.roster import Roster
-from fedge.experiment import Setup, build, compare, load, plan
+from fedge.experiment import Setup, build, compare, load, plan, slug
+from fedge.experiment.folders import is_run
 from fedge.federation import Federation
 from fedge.run import Run
 from fedge.train import train
@@ -41,8 +42,9 @@ def serve(
     """
     roster = Roster(grid, federation.clients, [""], say)
     roster.wait(federation.clients if nodes is None else nodes, wait, deadline)
-    link = FlowerLink(algorithm, federation, grid, roster, deadline=deadline, min_replies=min_replies)
-    return train(algorithm, federation, link=link, **training)
+    resumed = bool(training.get("resume"))
+    link = FlowerLink(algorithm, federation, grid, roster, deadline=deadline, min_replies=min_replies, resumed=resumed)
+    return train(algorithm, federation, link=link, **({"checkpoint_every": 1} | training))
 
 
 def experiment_client(file: Path | str) -> ClientApp:
@@ -109,6 +111,7 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
             label=label,
             deadline=deadline,
             clocked=partial(reporter.phase, label),
+            resumed=job.resume and is_run(job.folder / slug(label)),
             min_replies=int(config["min-replies"]),
         )
 

@@ -24,6 +24,7 @@ def quiet(home: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "120",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # Flower's own programs
     }
 
 
@@ -65,12 +66,15 @@ class Marked:
 
     def assert_clean(self) -> None:
         """No process, and no temporary folder: that is where the keys were."""
+        self.assert_no_process()
+        assert not list(self.temporary.glob("fedge-fleet-*"))
+        assert not list(self.folder.rglob("*.key"))
+
+    def assert_no_process(self) -> None:
         end = time.monotonic() + 15  # apps notice within seconds that their parent is gone
         while left := running(self.mark):
             assert time.monotonic() < end, left
             time.sleep(0.5)
-        assert not list(self.temporary.glob("fedge-fleet-*"))
-        assert not list(self.folder.rglob("*.key"))
 
 
 def running(words: str) -> dict[int, str]:
@@ -78,7 +82,11 @@ def running(words: str) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and words.encode() in (folder / "environ").read_bytes():
+            if (
+                folder.name.isdigit()
+                and int(folder.name) != os.getpid()
+                and words.encode() in (folder / "environ").read_bytes()
+            ):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue

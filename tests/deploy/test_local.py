@@ -1,4 +1,4 @@
-"""`fedge deploy local`: TLS and keys, the numbers of the simulator, the folder of `fedge run`, and nothing left over."""
+"""`fedge deploy local`: TLS and keys, the simulator's numbers, the folder of `fedge run`, and nothing left over."""
 
 from __future__ import annotations
 
