@@ -15,6 +15,7 @@ from typing import Any
 
 from fedge.deploy.keys import Keys, make_keys
 from fedge.deploy.process import Process, free_port, listens, stop_all
+from fedge.deploy.warm import install
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -66,6 +67,7 @@ class Fleet:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keys = make_keys(self.folder / "keys", [HOST, "localhost"], self.nodes)
         self._write_connection()
+        self.start_warm()
         self.start_superlink()
         self.start_superexec()
         for number in range(self.nodes):
@@ -79,6 +81,11 @@ class Fleet:
         command += ["--host", HOST, "--port", str(self.port), "--database", str(self.folder / "superlink.db")]
         self._spawn("superlink", [*command, *self._server_files(), "--disable-runtime-dependency-installation"])
         self._until(lambda: listens(self.port), "superlink", 60)
+
+    def start_warm(self) -> None:
+        """One process for all nodes of this machine, which each of their apps is a copy of."""
+        install(self.folder / "warm")
+        self._spawn("warm", [sys.executable, "-m", "fedge.deploy.warm", str(self.folder / "warm")])
 
     def start_superexec(self) -> None:
         command = ["flower-superexec", "--runtime-api-address", self.address]
@@ -159,13 +166,15 @@ class Fleet:
             stop_all([self.processes.pop(name)], 0)
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
-        self.processes[name] = Process(name, [_program(command[0]), *command[1:]], self._env(name), log)
+        program = command[0] if Path(command[0]).is_absolute() else _program(command[0])
+        self.processes[name] = Process(name, [program, *command[1:]], self._env(name), log)
 
     def _env(self, name: str) -> dict[str, str]:
         """Each part has its own Flower home: nodes unpack the app at the same time."""
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        folders = [str(self.folder / "warm"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        path = os.pathsep.join(folders)
         return {"OMP_NUM_THREADS": "1"} | os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
 
     def _write_connection(self) -> None:

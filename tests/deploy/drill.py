@@ -33,7 +33,7 @@ from tests.cases import close
 from tests.deploy.faults import CLIENTS, FOLDER, ROUNDS, SEED, algorithm, federation
 from tests.deploy.processes import Marked, running
 
-DEADLINE = 60.0
+DEADLINE = 40.0
 LIMIT = 25 * 60
 PLANNED = {3: (2, "nan"), 4: (3, "shape"), 5: (4, "raises"), 6: (0, "garbage"), 7: (1, "hangs")}  # round: client, fault
 KILLED_NODE, NODE_ROUND, LINK_ROUND, SERVER_ROUND = 1, 2, 9, 10
@@ -84,7 +84,7 @@ class Drill:
         folder = self.folder / "app"
         (folder / "fleet").mkdir(parents=True, exist_ok=True)
         (folder / "fleet/__init__.py").write_text("")
-        module = "from tests.deploy import faults\n\nclient, server = faults.client(), faults.server()\n"
+        module = "from tests.deploy import faults\n\nclient = faults.client()\nserver = faults.server()\n"
         (folder / "fleet/app.py").write_text(module)
         (folder / "pyproject.toml").write_text(dump(project("fedge-drill")))
         return folder
