@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from fedge.deploy.keys import Keys, make_keys
@@ -36,11 +36,21 @@ class Fleet:
     """Started when entered, stopped with all its processes when left. `folder` holds keys, database and logs.
 
     The SuperLink does not start apps itself (`--isolation process`) and keeps a database, so that it can be killed and
-    started again under a run; each node has its own home, port and key.
+    started again under a run; each node has its own home, port and key. `warm` is how apps start (see `warm.py`), and
+    `environment` is for all parts.
     """
 
-    def __init__(self, folder: Path, nodes: int, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        warm: bool = True,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.folder, self.nodes, self.say = folder.resolve(), nodes, say
+        self.warm, self.environment = warm, environment
         self.port = free_port()
         self.processes: dict[str, Process] = {}
         self.keys: Keys | None = None
@@ -67,7 +77,8 @@ class Fleet:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keys = make_keys(self.folder / "keys", [HOST, "localhost"], self.nodes)
         self._write_connection()
-        self.start_warm()
+        if self.warm:
+            self.start_warm()
         self.start_superlink()
         self.start_superexec()
         for number in range(self.nodes):
@@ -175,7 +186,8 @@ class Fleet:
         home.mkdir(parents=True, exist_ok=True)
         folders = [str(self.folder / "warm"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         path = os.pathsep.join(folders)
-        return {"OMP_NUM_THREADS": "1"} | os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
+        ours = {"FLWR_HOME": str(home), "PATH": path}
+        return {"OMP_NUM_THREADS": "1"} | os.environ | QUIET | dict(self.environment) | ours
 
     def _write_connection(self) -> None:
         home = self.folder / "homes" / "operator"

@@ -1,6 +1,6 @@
 """The fault drill: five nodes, one fault after another, and the run must end with what the simulator promises.
 
-    make drill      (about ten minutes; python -m tests.deploy.drill FOLDER keeps its files in FOLDER)
+    make drill      (about five minutes; python -m tests.deploy.drill FOLDER keeps its files in FOLDER)
 
 Round by round: a SuperNode killed with -9, NaN, a wrong shape, an exception, garbage, a hang, the SuperLink killed and
 started again, the server app killed and resumed. Every fault must be named in the record, and the final parameters
@@ -50,7 +50,7 @@ class Drill:
         for number, (client, fault) in PLANNED.items():
             (folder / "faults" / f"{client}-{number}").write_text(fault)
         self.fleet = Fleet(folder / "fleet", CLIENTS)
-        self.run = 0
+        self.run = self.told = 0
 
     def say(self, line: str) -> None:
         print(f"{time.monotonic() - self.begin:6.1f} s  {line}", flush=True)
@@ -62,15 +62,17 @@ class Drill:
 
     def until(self, ready: Callable[[], Any], what: str, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
-        shown = len(self.records())
         while not ready():
-            for record in self.records()[shown:]:
-                shown = record["round"]
-                self.say(f"round {shown}, {record['seconds']:.1f} s: {_told(record)}")
+            self.tell()
             if time.monotonic() > min(end, self.begin + LIMIT):
                 raise SystemExit(f"waited in vain until {what}; logs are in {self.fleet.folder / 'logs'}")
             time.sleep(0.2)
-        for record in self.records()[shown:]:
+        self.tell()
+
+    def tell(self) -> None:
+        """The rounds that are over and were not told of yet."""
+        for record in self.records()[self.told :]:
+            self.told = record["round"]
             self.say(f"round {record['round']}, {record['seconds']:.1f} s: {_told(record)}")
 
     def after_round(self, number: int) -> None:
