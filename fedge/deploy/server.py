@@ -47,19 +47,22 @@ def serve(
     return train(algorithm, federation, link=link, **({"checkpoint_every": 1} | training))
 
 
+@cache
+def _setup(file: Path | str) -> Setup:
+    """Once a process, and of the module: Flower's simulation sends the app to processes of its own."""
+    return build(load(file))
+
+
 def experiment_client(file: Path | str) -> ClientApp:
     """The devices' app of an experiment file: each does the work of the client that its partition id names."""
 
-    @cache
-    def setup() -> Setup:
-        return build(load(file))
-
     def algorithms() -> Algorithms:
-        return setup().algorithms
+        return _setup(file).algorithms
 
     def examples(client: int) -> Examples:
-        data, mine = setup().federation.data, setup().federation.examples(client)
-        return data.train_x[mine], data.train_y[mine]
+        federation = _setup(file).federation
+        mine = federation.examples(client)
+        return federation.data.train_x[mine], federation.data.train_y[mine]
 
     return client_app(algorithms, examples)
 

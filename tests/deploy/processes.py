@@ -64,6 +64,13 @@ class Marked:
             assert time.monotonic() < end, f"not ready after {seconds} s"
             time.sleep(0.2)
 
+    @staticmethod
+    def wait_for(ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < end, f"not ready after {seconds} s"
+            time.sleep(0.2)
+
     def assert_clean(self) -> None:
         """No process, and no temporary folder: that is where the keys were."""
         self.assert_no_process()
