@@ -35,10 +35,10 @@ def _deploying() -> Iterator[None]:
         try:
             yield
         except ImportError as error:
-            if isinstance(error, MissingExtra) or (error.name or "").split(".")[0] not in NEEDED:
+            name = (error.name or "").split(".")[0]
+            if isinstance(error, MissingExtra) or name not in NEEDED:
                 raise
-            message = f"fedge deploy needs {error.name}: pip install 'fedge[flower]'"
-            raise MissingExtra(message, name=error.name) from None
+            raise MissingExtra(f"fedge deploy needs {name}: pip install 'fedge[flower]'", name=name) from None
         except (RuntimeError, ValueError) as error:
             if not type(error).__module__.startswith("fedge.deploy"):
                 raise

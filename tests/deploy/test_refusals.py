@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import http.server
 import re
 import socket
 import ssl
@@ -148,6 +150,57 @@ def test_what_else_can_be_wrong(here: Marked, fleet: Fleet) -> None:
     done = check(here, fleet.address)
     assert done.returncode == 2
     assert "give either --root-certificates FILE or --insecure" in done.stderr
+
+
+@contextlib.contextmanager
+def proxy(fleet: Fleet) -> Iterator[str]:
+    """What docs/deploy.md asks for: TLS with the server's certificate, /v1/fleet/ and nothing else."""
+    keys = fleet.known_keys
+    outgoing = ssl.create_default_context(cafile=str(keys.ca))
+
+    class Pass(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            if not self.path.startswith("/v1/fleet/"):
+                self.send_error(403)
+                return
+            body = self.rfile.read(int(self.headers["content-length"]))
+            link = http.client.HTTPSConnection("127.0.0.1", fleet.port, context=outgoing, timeout=10)
+            link.request("POST", self.path, body, dict(self.headers))
+            answer = link.getresponse()
+            content = answer.read()
+            link.close()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                    self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pass)
+    incoming = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    incoming.load_cert_chain(keys.certificate, keys.server_key)
+    server.socket = incoming.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_behind_a_proxy_that_hides_control(here: Marked, fleet: Fleet, strangers: Keys) -> None:
+    """A node that belongs can join; of a refusal Flower tells the device less, and so does the check."""
+    keys = fleet.known_keys
+    with proxy(fleet) as address:
+        done = check(here, address, "--root-certificates", keys.ca, "--key", keys.node(1))
+        assert done.returncode == 0, done.stderr
+        assert "Control API" not in done.stdout
+        for key in (keys.node(0), strangers.node(0)):
+            done = check(here, address, "--root-certificates", keys.ca, "--key", key)
+            refused(done, "either the SuperLink does not know the key .* or another node that is online uses the key")
 
 
 @contextlib.contextmanager
