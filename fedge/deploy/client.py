@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedge.core import Algorithm, At, Payload
 from fedge.deploy import memory
-from fedge.deploy.envelope import pack, unpack
+from fedge.deploy.envelope import pack, short, unpack
 from fedge.engine import wire
 from fedge.engine.worker import ClientError, Worker
 from fedge.handle import Handle, parameters
@@ -77,7 +77,7 @@ def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
 
 
 def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:500]
+    text = short(error)
     return text if isinstance(error, ClientError | Refusal) else f"{type(error).__name__}: {text}"
 
 

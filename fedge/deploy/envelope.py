@@ -37,6 +37,11 @@ def unpack(records: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     return head, found
 
 
+def short(text: Any) -> str:
+    """What a device wrote, as one line of bounded length."""
+    return " ".join(str(text).split())[:500]
+
+
 def wire_bytes(thing: Any) -> int:
     """The bytes of a message as Flower stores and sends them, every nested object once; HTTP and TLS add theirs."""
     children = (thing.children or {}).values()

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply
 from fedge.deploy.client import KEEP, WORK
-from fedge.deploy.envelope import pack, unpack
+from fedge.deploy.envelope import pack, short, unpack
 from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
@@ -124,9 +124,9 @@ class FlowerLink(MessageLink):
             return Mail({}, str(error), letter.down, letter.up)
         lost = None
         if "error" in head:
-            lost = str(head["error"])
+            lost = short(head["error"])
         elif "forgot" in head:
-            lost = f"it lost {head['forgot']} and is sent them again: its node was started anew"
+            lost = f"it lost {short(head['forgot'])} and is sent them again: its node was started anew"
             self._owed.add(client)
         else:
             self._owed.discard(client)

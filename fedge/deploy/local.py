@@ -72,16 +72,14 @@ def follow(
     fleet: Fleet, run: int, watch: Watch, stop: Callable[[], bool], say: Callable[[str], None] = lambda line: None
 ) -> News:
     """Pass the server app's news on until it is done, or dead."""
-    reader, news, heard = Reader(fleet.folder), News(), time.monotonic()
+    reader, news, heard, told = Reader(fleet.folder), News(), time.monotonic(), set[str]()
     while not news.done:
         for one in reader.news():
             heard = time.monotonic()
             _pass_on(one, watch, news, say)
         if stop():
             (fleet.folder / STOP).touch()
-        for part in ("superlink", "superexec"):
-            if part in fleet.gone():
-                raise FleetError(f"{part} ended: {fleet.processes[part].last_words()}")
+        _look_after(fleet, told, say)
         if not news.done and time.monotonic() - heard > SILENCE:
             heard = time.monotonic()
             if (status := fleet.status(run)).startswith("finished") and not _late_news(reader, watch, news, say):
@@ -90,6 +88,17 @@ def follow(
     if news.error is not None:
         raise FleetError(news.error)
     return news
+
+
+def _look_after(fleet: Fleet, told: set[str], say: Callable[[str], None]) -> None:
+    """A node that ended costs its client; without its SuperLink or SuperExec there is no run."""
+    for part in fleet.gone():
+        ended = f"{part} ended: {fleet.processes[part].last_words()}"
+        if part in ("superlink", "superexec"):
+            raise FleetError(ended)
+        if part not in told:
+            told.add(part)
+            say(ended)
 
 
 def _late_news(reader: Reader, watch: Watch, news: News, say: Callable[[str], None]) -> bool:

@@ -9,10 +9,14 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedge.deploy.client import HELLO
-from fedge.deploy.envelope import pack, unpack
+from fedge.deploy.envelope import pack, short, unpack
 from fedge.deploy.post import Letter, send
 
 Say = Callable[[str], None]
+
+
+def _are_rows(rows: Any) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, int) for row in rows)
 
 
 class NodesMissing(RuntimeError):
@@ -65,14 +69,14 @@ class Roster:
 
     def _client(self, head: dict[str, Any]) -> int:
         if "error" in head:
-            raise ValueError(str(head["error"]))
+            raise ValueError(short(head["error"]))
         client, rows = head.get("client"), head.get("rows")
         if not isinstance(client, int) or not 0 <= client < self.clients:
             raise ValueError(
                 f"its partition-id is {client!r}, it must be from 0 to {self.clients - 1}: "
                 f"the experiment has {self.clients} clients"
             )
-        if not isinstance(rows, dict) or any(label not in rows for label in self.labels):
+        if not isinstance(rows, dict) or not all(_are_rows(rows.get(label)) for label in self.labels):
             raise ValueError("it did not say which rows it holds: give it the same experiment and version of fedge")
         return client
 

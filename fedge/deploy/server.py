@@ -100,7 +100,8 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
     job = plan(file, (), Path(str(config["out"])) if config["out"] else None, bool(config["resume"]))
     experiment = replace(job.experiment, train=job.experiment.train | {"checkpoint_every": 1})
     setup = build(experiment)
-    reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
+    if not config["news"]:  # who listens has said so already
+        reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
     roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say)
     deadline = float(config["deadline"])
     roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline, reporter.stop)

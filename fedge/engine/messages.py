@@ -127,7 +127,7 @@ def _is_upload(pair: object) -> bool:
         return False
     parts = list(pair[0].values())
     tensors = all(isinstance(part, dict) and all(map(_is_dense, part.values())) for part in parts)
-    return tensors and _is_dense(pair[1])
+    return tensors and _is_dense(pair[1]) and pair[1].is_floating_point()
 
 
 def _is_dense(leaf: object) -> bool:
