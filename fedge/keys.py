@@ -10,8 +10,15 @@ no generator to advance, so the order of work, the chunk and the machine change 
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Words = NDArray[Any]
 
 # What a key is drawn for. The first word of an address, so that no two uses share a stream.
 COHORT, CLIENT, SHARE, ORDER, STEP = 1, 2, 3, 4, 5
@@ -65,6 +72,26 @@ def fold_tensor(key: int | Tensor, *words: int | Tensor) -> Tensor:
     return torch.as_tensor(key)
 
 
+def fold_array(key: int | Words, *words: int | Words) -> Words:
+    """The same for numpy's unsigned words, which cost less than tensors where there are few."""
+    found = _unsigned(key)
+    for word in words:
+        step = (np.atleast_1d(np.asarray(word)).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN & _BITS)
+        found = _mix_array(found + step)
+    return found
+
+
+def _unsigned(key: int | Words) -> Words:
+    return np.atleast_1d(np.uint64(key & _BITS)) if isinstance(key, int) else key.astype(np.uint64, copy=False)
+
+
+def _mix_array(z: Words) -> Words:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST & _BITS)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND & _BITS)
+    mixed: Words = z ^ (z >> np.uint64(31))
+    return mixed
+
+
 def choose(key: int, population: int, count: int) -> Tensor:
     """`count` different ids below `population`, ascending, in time that does not grow with the population.
 
@@ -76,7 +103,7 @@ def choose(key: int, population: int, count: int) -> Tensor:
         return keys.argsort(stable=True)[:count].sort().values
     drawn = 2 * count
     while True:
-        stream = (fold_tensor(key, torch.arange(drawn)) % population).tolist()
+        stream = (fold_array(key, np.arange(drawn)).view(np.int64) % population).tolist()
         distinct = list(dict.fromkeys(stream))
         if len(distinct) >= count:
             return torch.tensor(sorted(distinct[:count]))
@@ -88,5 +115,10 @@ def keep_mask(key: Tensor, shape: torch.Size, p: float, device: torch.device) ->
 
     Integers are compared, not floats: the mask is the same in every precision and on every device.
     """
-    position = torch.arange(shape.numel(), device=device).view(shape)
-    return _shift(fold_tensor(key, position), 1) >= int(p * (1 << 63))
+    return _shift(_mix(key + _steps(shape, device)), 1) >= int(p * (1 << 63))
+
+
+@lru_cache(maxsize=64)
+def _steps(shape: torch.Size, device: torch.device) -> Tensor:
+    """What `fold_tensor` adds to a key for every position; kept, because every step of a run asks for the same."""
+    return (torch.arange(1, shape.numel() + 1, device=device) * _GOLDEN).view(shape)

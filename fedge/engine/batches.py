@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedge.core import At, Batch, Task
-from fedge.keys import CLIENT, ORDER, STEP, fold, fold_tensor
+from fedge.keys import CLIENT, ORDER, STEP, fold, fold_array, fold_tensor
 
 _BLOCK = 1 << 20  # indices drawn ahead of the steps that use them
 
@@ -48,21 +49,24 @@ def one_client(task: Task, x: Tensor, y: Tensor, key: int) -> Iterator[Batch]:
 class Schedule:
     """The batches of many jobs, step by step; jobs are sorted so that those still at work come first.
 
-    `slots` says which of the clients each job belongs to (several jobs of one client see the same batches).
+    `slots` says which of the clients each job belongs to (several jobs of one client see the same batches). On a GPU
+    everything is drawn there; on a CPU with numpy, whose calls cost less than torch's on a few hundred numbers.
     """
 
-    def __init__(self, task: Task, examples: Tensor, sizes: Tensor, keys: Tensor, slots: Tensor) -> None:
+    def __init__(self, task: Task, examples: Tensor, sizes: Tensor, keys: Tensor, slots: Tensor | None = None) -> None:
         device = examples.device
         self.width = int(min(task.batch_size or int(sizes.max()), int(sizes.max())))
         steps = torch.tensor([task.steps(n) for n in sizes.tolist()])
-        self.steps = steps[slots].tolist()  # [J], descending
         a_pass = -(-sizes // (sizes if task.batch_size is None else task.batch_size))
         epochs = int((-(-steps // a_pass)).max())
-        self.drawn = _draw(examples, sizes.to(device), keys, epochs)
         base = (sizes.cumsum(0) - sizes) * epochs
-        self.sizes, self.a_pass, self.base, self.keys = (
-            part.to(device)[slots.to(device)] for part in (sizes, a_pass, base, keys)
-        )
+        draw = _draw_here if device.type == "cpu" else _draw
+        self.drawn = draw(examples, sizes, keys, epochs)
+        parts = [part.to(device) for part in (sizes, a_pass, base, keys)]
+        if slots is not None:
+            steps, parts = steps[slots], [part[slots.to(device)] for part in parts]
+        self.steps: list[int] = steps.tolist()  # [J], descending
+        self.sizes, self.a_pass, self.base, self.keys = parts
 
     def segments(self) -> Iterator[tuple[int, int, int]]:
         """(first step, last step + 1, jobs at work): the cohort narrows as the smaller clients finish."""
@@ -74,31 +78,59 @@ class Schedule:
             while active and self.steps[active - 1] == end:
                 active -= 1
 
-    def blocks(self, begin: int, end: int, active: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Pool indices [A, B], mask [A, B] and keys [A] of every step from begin to end."""
-        stride = max(1, _BLOCK // (active * self.width))
+    def blocks(self, begin: int, end: int, active: int, most: int = _BLOCK) -> Iterator[Drawn]:
+        """Pool indices [T, A, B], mask [T, A, B] and keys [T, A] of the steps from begin to end, `most` at a time."""
+        stride = max(1, most // (active * self.width))
+        at = self._at_here if self.drawn.device.type == "cpu" else self._at
         for first in range(begin, end, stride):
-            step = torch.arange(first, min(first + stride, end), device=self.drawn.device)
-            yield from zip(*self._at(step.view(-1, 1), active), strict=True)
+            yield at(first, min(first + stride, end), active)
 
-    def _at(self, step: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _at(self, first: int, last: int, active: int) -> Drawn:
+        step = torch.arange(first, last, device=self.drawn.device).view(-1, 1)
         n, a_pass = self.sizes[:active], self.a_pass[:active]
         epoch = step // a_pass  # [T, A]
         within = ((step - epoch * a_pass) * self.width).unsqueeze(-1)
         within = within + torch.arange(self.width, device=step.device)  # [T, A, B]
-        last = (n - 1).view(1, -1, 1)
-        place = (self.base[:active] + epoch * n).unsqueeze(-1) + torch.minimum(within, last)
-        return self.drawn[place], within <= last, fold_tensor(self.keys[:active], STEP, step)
+        last_one = (n - 1).view(1, -1, 1)
+        place = (self.base[:active] + epoch * n).unsqueeze(-1) + torch.minimum(within, last_one)
+        return self.drawn[place], within <= last_one, fold_tensor(self.keys[:active], STEP, step)
+
+    def _at_here(self, first: int, last: int, active: int) -> Drawn:
+        step = np.arange(first, last)[:, None]
+        n, a_pass, base, keys = (part.numpy()[:active] for part in (self.sizes, self.a_pass, self.base, self.keys))
+        epoch = step // a_pass
+        within = ((step - epoch * a_pass) * self.width)[..., None] + np.arange(self.width)
+        last_one = (n - 1)[:, None]
+        place = (base + epoch * n)[..., None] + np.minimum(within, last_one)
+        address = fold_array(fold_array(keys, STEP), step).view(np.int64)
+        return self.drawn[torch.from_numpy(place)], torch.from_numpy(within <= last_one), torch.from_numpy(address)
+
+
+Drawn = tuple[Tensor, Tensor, Tensor]
 
 
 def _draw(examples: Tensor, sizes: Tensor, keys: Tensor, epochs: int) -> Tensor:
     """Every client's examples in the order of each epoch, flat: client by client, epoch by epoch."""
-    device, clients = examples.device, len(sizes)
-    lengths = sizes.repeat_interleave(epochs)
-    segment = torch.arange(clients * epochs, device=device).repeat_interleave(lengths)
+    device, total = examples.device, len(examples) * epochs
+    sizes, keys = sizes.to(device, non_blocking=True), keys.to(device, non_blocking=True)
+    lengths = sizes.repeat_interleave(epochs, output_size=len(sizes) * epochs)
+    segment = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=total)
     start = lengths.cumsum(0) - lengths
-    within = torch.arange(len(segment), device=device) - start[segment]
+    within = torch.arange(total, device=device) - start[segment]
     client = segment // epochs
-    key = _sort_key(keys.to(device)[client], segment - client * epochs, within)
+    key = _sort_key(keys[client], segment - client * epochs, within)
     order = (segment << 40 | key).argsort(stable=True)  # one sort: the segment leads
     return examples[(sizes.cumsum(0) - sizes)[client] + within[order]]
+
+
+def _draw_here(examples: Tensor, sizes: Tensor, keys: Tensor, epochs: int) -> Tensor:
+    """The same with numpy."""
+    n = sizes.numpy()
+    lengths = np.repeat(n, epochs)
+    segment = np.repeat(np.arange(len(lengths)), lengths)
+    within = np.arange(len(segment)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    epoch = np.tile(np.arange(epochs), len(n))
+    one = fold_array(np.repeat(fold_array(keys.numpy(), ORDER), epochs), epoch)  # a key for every client and epoch
+    key = fold_array(np.repeat(one, lengths), within).view(np.int64) >> 24 & ((1 << 40) - 1)
+    order = (segment << 40 | key).argsort(kind="stable")
+    return examples[torch.from_numpy(np.repeat(n.cumsum() - n, n * epochs) + within[order])]

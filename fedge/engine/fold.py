@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Params, Payload, Task
 from fedge.engine.batches import Schedule
-from fedge.engine.trace import Traced
+from fedge.engine.trace import Replayed, Traced
 
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
@@ -35,10 +35,14 @@ def fold_one(
     state = torch.get_rng_state()
     try:
         carry = task.start(sent) if take is None else _map(_own, task.start(sent))
-        for step, batch in enumerate(batches):  # noqa: B007
-            carry = (take or one_step(task))(sent, carry, batch, row)
+        if take is None:
+            for step, batch in enumerate(batches):  # noqa: B007
+                carry = one_step(task)(sent, carry, batch, row)
+        else:
+            for step, found in enumerate(take.fold(sent, carry, batches, row)):  # noqa: B007
+                carry = found
         step = "finish"
-        upload = finished(task, sent, carry, torch.tensor(examples, device=row.device))
+        upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device)), carry)
         if not torch.equal(state, torch.get_rng_state()):
             raise RuntimeError("the work drew from torch's global generator: only nn.Dropout's masks are addressed")
         return upload
@@ -88,20 +92,21 @@ class Stacked:
     """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
 
     Jobs are sorted by their number of steps. Whoever is done leaves the stack, so a step never computes for a client
-    that has no batch left, and `step` never sees an empty batch.
+    that has no batch left, and `step` never sees an empty batch. About `most` examples are gathered at a time.
     """
 
-    def __init__(self, task: Task, dims: dict[str, int | None], compile: bool = False) -> None:
-        self.dims = dims
+    def __init__(self, task: Task, dims: dict[str, int | None], compile: bool = False, most: int = 1 << 20) -> None:
+        self.dims, self.most = dims, most
 
         def first(sent: Payload, row: Tensor) -> Carry:
             return task.start(sent)
 
-        self.start = vmap(first, in_dims=(dims, 0), randomness="error")
+        self.start = Replayed(vmap(first, in_dims=(dims, 0), randomness="error"))
         self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile)
-        self.finish = vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error")
+        self.finish = Replayed(vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error"))
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
+        sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
         carry, done, active = _map(_own, self.start(sent, rows)), [], len(rows)
         some = sent
         for begin, end, left in schedule.segments():
@@ -109,14 +114,30 @@ class Stacked:
                 done.append(_map(lambda leaf, n=left: leaf[n:].clone(), carry))
                 carry, active = _map(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
                 some = {name: self._head(name, part, left) for name, part in sent.items()}
-            for indices, mask, keys in schedule.blocks(begin, end, left):
-                carry = self.step(some, carry, gather(indices, mask, keys), rows[:left])
-        carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else _map(torch.clone, carry)
-        upload: Upload = self.finish(sent, carry, schedule.sizes)
-        return upload
+            batches = _one_by_one(gather(*drawn) for drawn in schedule.blocks(begin, end, left, self.most))
+            for found in self.step.fold(some, carry, batches, rows[:left]):
+                carry = found
+        carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else carry
+        return _apart(self.finish(sent, carry, sizes), carry)
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else _map(lambda leaf: leaf[:count], part)
+
+
+def _apart(upload: Upload, carry: Carry) -> Upload:
+    """The upload, copied where it is the carry itself: the next fold may overwrite that."""
+    taken = {leaf.untyped_storage().data_ptr() for leaf in pytree.tree_leaves(carry)}
+
+    def own(leaf: Tensor) -> Tensor:
+        return leaf.clone() if leaf.untyped_storage().data_ptr() in taken else leaf
+
+    return _map(own, upload[0]), own(upload[1])
+
+
+def _one_by_one(blocks: Iterable[Batch]) -> Iterator[Batch]:
+    """The steps of blocks of steps."""
+    for block in blocks:
+        yield from map(Batch, *(leaf.unbind() for leaf in block))
 
 
 def _own(leaf: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedge.engine.ledger import Ledger
 from fedge.engine.memory import useful_threads
 from fedge.engine.population import Population
 from fedge.federation import Federation
-from fedge.handle import FastHandle, Handle, parameters
+from fedge.handle import Handle, parameters
 
 
 class LocalLink(ABC):
@@ -29,11 +29,11 @@ class LocalLink(ABC):
         federation: Federation,
         *,
         device: torch.device | str = "cpu",
-        precision: Literal["fp32", "tf32"] = "fp32",
+        precision: Literal["fp32", "tf32", "bf16"] = "fp32",
         min_replies: int = 1,
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
-        choice("precision", precision, ("fp32", "tf32"))
+        choice("precision", precision, ("fp32", "tf32", "bf16"))
         self.precision = precision
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
@@ -41,14 +41,16 @@ class LocalLink(ABC):
         self.min_replies, self.max_weight = min_replies, max_weight
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
-        kind = FastHandle if self.device.type == "cuda" else Handle
-        self.handle = kind(algorithm.model, algorithm.loss, self.device)
-        self.threads = useful_threads(self.handle)
+        self.handle = self.make_handle(algorithm)
+        self.threads = 1 if self.device.type == "cuda" else useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
         self.forget()
         if (row := self.population.declare(list(self.tasks.values()))) is not None:
             self.ledger.add(row)
+
+    def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
+        return Handle(algorithm.model, algorithm.loss, self.device)
 
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
@@ -90,8 +92,8 @@ class LocalLink(ABC):
         threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
         cudnn = torch.backends.cudnn.allow_tf32
         torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         try:
             yield
         finally:

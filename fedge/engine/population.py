@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ class Population:
         x = data.train_x.to(dtype) if data.train_x.is_floating_point() else data.train_x
         self.x, self.y = x.to(device), data.train_y.to(device)
         self.index, self.offsets = federation.index.to(device), federation.offsets.cpu()
+        self._here, self._bounds = federation.index.cpu(), self.offsets.numpy()
         self.clients = federation.clients
         self.shared = torch.empty(0, dtype=torch.long, device=device)
         self._rows: dict[int, list[int]] = {}
@@ -48,16 +50,19 @@ class Population:
         """The pool indices of all that a client folds over: its own, then the shared."""
         return torch.cat([self.own(client), self.shared])
 
-    def flat_examples(self, clients: Tensor) -> Tensor:
-        """`examples` of many clients, one after another."""
-        start = self.offsets[clients]
-        size = self.offsets[clients + 1] - start
-        end = size.cumsum(0)
-        within = torch.arange(int(end[-1])) - (end - size).repeat_interleave(size)
-        own = self.index[(start.repeat_interleave(size) + within).to(self.index.device)]
+    def flat_examples(self, clients: Tensor, device: torch.device) -> Tensor:
+        """`examples` of many clients, one after another, on the CPU or where the pool is."""
+        ids = clients.numpy()
+        start, end = self._bounds[ids], self._bounds[ids + 1]
+        size = end - start
+        ends = size.cumsum()
+        place = np.arange(ends[-1]) + np.repeat(start - (ends - size), size)
+        index = self.index if device == self.index.device else self._here
+        own = index[torch.from_numpy(place).to(index.device)]
         if not len(self.shared):
             return own
-        parts = [torch.cat([piece, self.shared]) for piece in own.split(size.tolist())]
+        shared = self.shared.to(own.device)
+        parts = [torch.cat([piece, shared]) for piece in own.split(size.tolist())]
         return torch.cat(parts)
 
     def held_rows(self, client: int, task: Task) -> list[int]:

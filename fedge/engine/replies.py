@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +68,12 @@ def good_jobs(uploads: list[tuple[Payload, Tensor]], max_weight: float) -> Tenso
     return good
 
 
+def weights_fit(weights: list[Tensor], max_weight: float) -> Tensor:
+    """Whether every weight is in its range; false for NaN too."""
+    together = torch.stack(weights)
+    return ((together > 0) & (together <= max_weight)).all()
+
+
 def _largest(leaf: Tensor) -> Tensor:
     """The largest magnitude of every job, [J]: NaN and infinity survive it, and nothing is copied."""
     flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)
@@ -74,6 +81,22 @@ def _largest(leaf: Tensor) -> Tensor:
         flat = flat.double()
     largest: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
     return largest
+
+
+class Part(NamedTuple):
+    """Weighted sums over some jobs, by part; the weights; how many jobs: [] or, with rows, [rows]."""
+
+    sums: dict[str, Params]
+    totals: dict[str, Tensor]
+    clients: Tensor
+
+    def finite(self) -> Tensor:
+        """True only if every upload in it is finite: with positive weights, no sum hides a NaN or an infinity."""
+        ends = [leaf.sum() for leaves in self.sums.values() for leaf in leaves.values() if leaf.is_floating_point()]
+        total = ends[0] if ends else torch.zeros(())
+        for end in ends[1:]:
+            total = total + end
+        return torch.isfinite(total)
 
 
 class Mean:
@@ -87,21 +110,28 @@ class Mean:
 
     def add(self, uploads: list[Payload], weights: list[Tensor], rows: Tensor) -> None:
         """Stacked jobs [J, ...], one payload and weight a task, and the row position of every job, [J]."""
-        ones = self._by_row(torch.ones_like(weights[0]), rows)
-        self.clients = ones if self.clients is None else self.clients + ones
+        self.merge(self.part(uploads, weights, rows))
+
+    def part(self, uploads: list[Payload], weights: list[Tensor], rows: Tensor) -> Part:
+        """The sums of these jobs alone: what `merge` takes, and a quick look at whether all of them are finite."""
+        sums: dict[str, Params] = {}
+        totals: dict[str, Tensor] = {}
         for upload, weight in zip(uploads, weights, strict=True):
             total = self._by_row(weight.double(), rows)
             for part, leaves in upload.items():
-                sums = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
-                self._merge(part, sums, total)
+                sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
+                totals[part] = total
+        return Part(sums, totals, self._by_row(torch.ones_like(weights[0]), rows))
 
-    def _merge(self, part: str, sums: Params, total: Tensor) -> None:
-        if part not in self.sums:
-            self.sums[part], self.weights[part] = sums, total
-            return
-        for name, leaf in sums.items():
-            self.sums[part][name] += leaf
-        self.weights[part] = self.weights[part] + total
+    def merge(self, part: Part) -> None:
+        self.clients = part.clients if self.clients is None else self.clients + part.clients
+        for name, leaves in part.sums.items():
+            if name not in self.sums:
+                self.sums[name], self.weights[name] = leaves, part.totals[name]
+                continue
+            for key, leaf in leaves.items():
+                self.sums[name][key] += leaf
+            self.weights[name] = self.weights[name] + part.totals[name]
 
     def _sum(self, leaf: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
         weight = weight.to(leaf.dtype if leaf.is_floating_point() else torch.float32)
@@ -121,16 +151,17 @@ class Mean:
         """The means; a row that nobody answered holds zeros and counts no clients."""
         if self.clients is None:
             return Reply({}, torch.zeros(() if self.rows is None else (self.rows,), dtype=torch.long))
-        mean = {
-            part: {name: _divide(leaf, self.weights[part]) for name, leaf in sums.items()}
-            for part, sums in self.sums.items()
-        }
+        mean: Payload = {}
+        for part, sums in self.sums.items():
+            safe = torch.where(self.weights[part] > 0, self.weights[part], 1.0)
+            mean[part] = {name: leaf / _beside(safe, leaf) for name, leaf in sums.items()}
         return Reply(mean, self.clients.long())
 
 
-def _divide(leaf: Tensor, weight: Tensor) -> Tensor:
-    safe = torch.where(weight > 0, weight, 1.0).to(leaf.dtype)
-    return leaf / safe.view([*safe.shape, *[1] * (leaf.dim() - safe.dim())])
+def _beside(weight: Tensor, leaf: Tensor) -> Tensor:
+    """A weight, or one for every row, in the type and the dimensions of a leaf."""
+    weight = weight.to(leaf.dtype)
+    return weight.view(-1, *[1] * (leaf.dim() - 1)) if weight.dim() else weight
 
 
 def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:

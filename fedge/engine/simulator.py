@@ -20,6 +20,9 @@ from fedge.engine.memory import Budget
 from fedge.engine.population import Jobs
 from fedge.engine.trace import Traced
 from fedge.federation import Federation
+from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle
+
+FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to draw them
 
 
 class Simulator(LocalLink):
@@ -38,15 +41,29 @@ class Simulator(LocalLink):
         device: torch.device | str = "cpu",
         chunk: int | None = None,
         compile: bool = False,
+        written: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(algorithm, federation, device=device, **options)
         at_least_one("chunk", chunk, optional=True)
-        self.chunk, self.compile = chunk, compile
+        self.chunk, self.compile, self.written = chunk, compile, written
+        self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
+        super().__init__(algorithm, federation, device=device, **options)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[int, Traced] = {}
         self.forget()
+
+    def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
+        if self.written:
+            try:
+                options = {"fused": self.compile, "half": self.precision == "bf16"}
+                return WrittenHandle(algorithm.model, algorithm.loss, self.device, **options)
+            except NotAChain as reason:
+                self.slower = str(reason)
+        if self.precision == "bf16":
+            raise ValueError(f"precision is 'bf16', which needs a chain of known layers: {self.slower}; use 'tf32'")
+        kind = FastHandle if self.device.type == "cuda" else Handle
+        return kind(algorithm.model, algorithm.loss, self.device)
 
     def forget(self) -> None:
         self._sent: dict[str, dict[int, tuple[Params, int]]] = {}  # part -> row -> where it was sent
@@ -68,16 +85,12 @@ class Simulator(LocalLink):
         up, kept = 0, _Kept(tasks)
         dropped: list[Drop] = []
         for part in self._chunks(tasks, jobs):
+            positions = part.positions.to(self.device)
             done = self._fold(at, ask, tasks, part)
             kept.add(part, done)
             uploads = {n: u for n, t, u in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(payload_bytes(u) + w.nbytes for u, w in uploads.values())
-            good, bad = self._check(part, uploads)
-            dropped += bad
-            if len(good):
-                chosen = [_select(upload, good, len(bad)) for upload in uploads.values()]
-                positions = part.positions.to(self.device)[good]
-                mean.add([u for u, _ in chosen], [w for _, w in chosen], positions)
+            dropped += self._average(mean, part, positions, uploads)
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
@@ -87,7 +100,7 @@ class Simulator(LocalLink):
         total = payload_bytes(ask.send)
         asked = 1 if task.rows is None else len(ask.rows or range(task.rows))
         down = total // asked * len(jobs.clients)
-        count = len(jobs.clients.unique())
+        count = len(jobs.clients if task.rows is None else jobs.clients.unique())
         return Row(at.round, at.phase, "+".join(ask.tasks), count, down, total, up)
 
     def _chunks(self, tasks: list[Task], jobs: Jobs) -> Iterator[Jobs]:
@@ -142,21 +155,25 @@ class Simulator(LocalLink):
         return done
 
     def _stacked(self, at: At, task: Task, payload: Payload, dims: dict[str, int | None], jobs: Jobs) -> Upload:
-        clients, slots = jobs.clients.unique_consecutive(return_inverse=True)
-        schedule = Schedule(
-            task,
-            self.population.flat_examples(clients),
-            self.population.sizes(clients),
-            client_keys(at, clients),
-            slots,
-        )
+        clients, slots = jobs.clients, None
+        if task.rows is not None:
+            clients, slots = jobs.clients.unique_consecutive(return_inverse=True)
+        sizes = self.population.sizes(clients)
+        draws = int(sizes.sum()) * task.epochs
+        place = self.device if draws > FEW else torch.device("cpu")
+        schedule = Schedule(task, self.population.flat_examples(clients, place), sizes, client_keys(at, clients), slots)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
-            self._folds[kind] = Stacked(task, dims, self.compile)
+            self._folds[kind] = Stacked(task, dims, self.compile, self._most())
         return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device))
 
+    def _most(self) -> int:
+        """Examples to gather at a time: what stays in a CPU's cache; on a GPU, a few launches for many steps."""
+        return max(1, (1 << 21 if self.device.type == "cpu" else 1 << 28) // self.population.x[0].nbytes)
+
     def _gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
-        flat = indices.flatten()
+        indices, mask, keys = (part.to(self.device, non_blocking=True) for part in (indices, mask, keys))
+        flat = indices.reshape(-1)
         x = self.population.x.index_select(0, flat).unflatten(0, indices.shape)
         y = self.population.y.index_select(0, flat).unflatten(0, indices.shape)
         return Batch(x, y, mask, keys)
@@ -172,10 +189,21 @@ class Simulator(LocalLink):
         upload, weight = fold_one(task, sent, batches, len(y), row, step)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
 
+    def _average(self, mean: replies.Mean, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> list[Drop]:
+        """Into the mean with the uploads of these jobs, without those that fail a check; all is well, mostly."""
+        payloads, weights = [payload for payload, _ in uploads.values()], [weight for _, weight in uploads.values()]
+        part = mean.part(payloads, weights, positions)
+        if bool(replies.weights_fit(weights, self.max_weight) & part.finite()):
+            mean.merge(part)
+            return []
+        good, dropped = self._check(jobs, uploads)
+        if len(good):
+            chosen = [_select(upload, good, len(dropped)) for upload in uploads.values()]
+            mean.add([u for u, _ in chosen], [w for _, w in chosen], positions[good])
+        return dropped
+
     def _check(self, jobs: Jobs, uploads: dict[str, Upload]) -> tuple[Tensor, list[Drop]]:
         passed = replies.good_jobs([*uploads.values()], self.max_weight)
-        if bool(passed.all()):
-            return passed.nonzero().flatten(), []
         dropped = []
         for job in (~passed).nonzero().flatten().tolist():
             for name, (upload, weight) in uploads.items():

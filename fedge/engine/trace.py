@@ -10,9 +10,10 @@ The carry belongs to the step: it may be overwritten.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fedge.engine.rewrite import simplify, update_in_place
+from fedge.core import Batch, Carry, Payload
+from fedge.engine.rewrite import Update, call_directly, simplify, split_updates, update_in_place
 
-WARM = {"cpu": 40, "cuda": 3}
-MOST = {"cpu": 64, "cuda": 4}  # recordings kept of one step; on a GPU each holds its own buffers
+WARM = {"cpu": 8, "cuda": 3}
+MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
 
 Function = Callable[..., Any]
 
@@ -36,41 +38,64 @@ class Traced:
         self.function, self.compile = function, compile
         self.calls: Counter[Any] = Counter()
         self.recorded: dict[Any, Function] = {}
+        self._kinds: dict[Any, int] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(args)
-        shapes = (spec, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
-        if shapes in self.recorded:
-            return self.recorded[shapes](leaves)
+    def fold(self, sent: Payload, carry: Carry, batches: Iterable[Batch], row: Tensor) -> Iterator[Carry | None]:
+        """Step over the batches; yields None before each, and the carry after the last."""
+        fixed, sent_spec = pytree.tree_flatten(sent)
+        flat, spec = pytree.tree_flatten(carry)
+        kind = (sent_spec, spec, row.shape, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*fixed, *flat)))
+        name = self._kinds.setdefault(kind, len(self._kinds))
+        run: Function | None = None
+        last: list[torch.Size] = []
+        for batch in batches:
+            yield None
+            seen = [leaf.shape for leaf in batch]
+            if run is None or seen != last:
+                shapes = (name, batch.x.dtype, *seen, *[leaf.stride() for leaf in flat])
+                run, last = self.recorded.get(shapes), seen
+            if run is None:
+                args = (sent, pytree.tree_unflatten(flat, spec), batch, row)
+                self._count(shapes, args, row.device.type)
+                flat = pytree.tree_leaves(self.function(*args))
+            else:
+                before, flat = flat, run(*fixed, *flat, *batch, row)
+                run = run if _alike(before, flat) else None
+        yield pytree.tree_unflatten(flat, spec)
+
+    def _count(self, shapes: Any, args: tuple[Any, ...], device: str) -> None:
         self.calls[shapes] += 1
-        kind = leaves[0].device.type
-        if self.calls[shapes] > WARM.get(kind, 40) and len(self.recorded) < MOST.get(kind, 64):
-            self.recorded[shapes] = self._record(args, leaves, spec)
-        return self.function(*args)
+        if self.calls[shapes] > WARM.get(device, 8) and len(self.recorded) < MOST.get(device, 64):
+            self.recorded[shapes] = self._record(args)
 
-    def _record(self, args: tuple[Any, ...], leaves: list[Tensor], spec: Any) -> Function:
+    def _record(self, args: tuple[Any, ...]) -> Function:
+        leaves, spec = pytree.tree_flatten(args)
         counts = [len(pytree.tree_leaves(arg)) for arg in args]
         carry = range(counts[0], counts[0] + counts[1])
-        carry_spec = pytree.tree_flatten(args[1])[1]
         gpu = leaves[0].device.type == "cuda"
         try:
             graph = self._graph(leaves, spec)
             simplify(graph)
-            update_in_place(graph, carry, fuse=gpu)
-            run = self._runner(graph, leaves, carry) if gpu else graph.forward
+            if gpu:
+                return self._runner(graph, leaves, carry)
+            update_in_place(graph, carry, fuse=False)
+            call_directly(graph)
+            return graph.forward
         except Exception as error:
             warnings.warn(f"a step could not be recorded and runs slower: {error}", stacklevel=2)
-            return lambda leaves: self.function(*pytree.tree_unflatten(leaves, spec))
-        return lambda leaves: pytree.tree_unflatten(run(*leaves), carry_spec)
+            return lambda *leaves: pytree.tree_leaves(self.function(*pytree.tree_unflatten(list(leaves), spec)))
 
     def _runner(self, graph: GraphModule, leaves: list[Tensor], carry: range) -> Captured:
         """On a GPU: the recording, compiled if that is wanted and possible, as one CUDA graph."""
         if self.compile:
             try:
-                return Captured(torch.compile(graph, dynamic=False), leaves, carry)
+                parted = copy.deepcopy(graph)
+                updates = split_updates(parted, carry)
+                return Captured(torch.compile(parted, dynamic=False), leaves, carry, updates)
             except Exception as error:
                 line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
                 warnings.warn(f"a step could not be compiled and runs as it was recorded: {line}", stacklevel=2)
+        update_in_place(graph, carry, fuse=True)
         return Captured(graph.forward, leaves, carry)
 
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
@@ -80,6 +105,48 @@ class Traced:
         return make_fx(flat)(*leaves)
 
 
+def _alike(before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether the carry lies in memory as it did; most steps overwrite it, and then there is nothing to compare."""
+    return all(a is b or a.stride() == b.stride() for a, b in zip(before, after, strict=True))
+
+
+class Replayed:
+    """A vectorised function without a carry (the start and the end of a fold), recorded in the same way."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.calls: Counter[Any] = Counter()
+        self.recorded: dict[Any, Function] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(args)
+        shapes = (spec, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
+        run = self.recorded.get(shapes)
+        if run is not None:
+            return run(leaves)
+        self.calls[shapes] += 1
+        if self.calls[shapes] > WARM["cuda"] and len(self.recorded) < MOST["cpu"]:
+            self.recorded[shapes] = self._record(leaves, spec)
+        return self.function(*args)
+
+    def _record(self, leaves: list[Tensor], spec: Any) -> Function:
+        outs: list[Any] = []
+
+        def flat(*leaves: Tensor) -> list[Tensor]:
+            found, out = pytree.tree_flatten(self.function(*pytree.tree_unflatten(list(leaves), spec)))
+            outs.append(out)
+            return found
+
+        try:
+            graph = make_fx(flat)(*leaves)
+            simplify(graph)
+            call_directly(graph)
+        except Exception as error:
+            warnings.warn(f"the ends of a task could not be recorded and run slower: {error}", stacklevel=2)
+            return lambda leaves: self.function(*pytree.tree_unflatten(leaves, spec))
+        return lambda leaves: pytree.tree_unflatten(graph.forward(*leaves), outs[0])
+
+
 class Captured:
     """A recorded step as one CUDA graph on fixed buffers.
 
@@ -87,7 +154,10 @@ class Captured:
     the last step.
     """
 
-    def __init__(self, step: Function, leaves: list[Tensor], carry: range) -> None:
+    def __init__(
+        self, step: Function, leaves: list[Tensor], carry: range, updates: Sequence[Update] | None = None
+    ) -> None:
+        self.updates = updates
         self.buffers = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self.carry = carry
         self.last: list[Tensor | None] = [None] * len(leaves)
@@ -102,6 +172,11 @@ class Captured:
             self._step(step)
 
     def _step(self, step: Function) -> None:
+        if self.updates is not None:
+            found = step(*self.buffers)
+            for one in self.updates:
+                self.buffers[one.which].view(one.shape).baddbmm_(*found[one.at : one.at + 2], alpha=one.alpha)
+            return
         for index, new in zip(self.carry, step(*self.buffers), strict=True):
             if new.data_ptr() != self.buffers[index].data_ptr():
                 self.buffers[index].copy_(new)

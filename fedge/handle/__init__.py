@@ -3,5 +3,6 @@
 from fedge.handle.fast import FastHandle
 from fedge.handle.module import check_module, parameters
 from fedge.handle.plain import Handle, cross_entropy
+from fedge.handle.written import NotAChain, WrittenHandle
 
-__all__ = ["FastHandle", "Handle", "check_module", "cross_entropy", "parameters"]
+__all__ = ["FastHandle", "Handle", "NotAChain", "WrittenHandle", "check_module", "cross_entropy", "parameters"]

@@ -1,0 +1,108 @@
+"""A handle whose gradient is written down layer by layer, where the module is a chain.
+
+To an algorithm it is the same function. Under vmap, `Gradient` does not let torch vectorise autograd's steps one by
+one: it is told the jobs and computes all of them with the batched rules of `stacked`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from fedge.core import Batch, Loss, Params
+from fedge.handle.chain import Layer, NotAChain, read
+from fedge.handle.plain import Handle, cross_entropy
+from fedge.handle.stacked import Tape
+
+
+class Program:
+    """The written-down gradient of a chain and a loss.
+
+    `half`: layers compute in bfloat16, on parameters, losses and gradients that stay as they are.
+    """
+
+    def __init__(self, layers: list[Layer], loss: Loss, fused: bool = False, half: bool = False) -> None:
+        self.layers, self.loss, self.fused, self.half = layers, loss, fused, half
+
+    def stacked(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
+        """The gradients of J jobs, everything with a leading job axis."""
+        if not self.half:
+            tape = Tape(params, key, self.fused)
+            return tape.backward(self.downhill(tape.forward(self.layers, x), y, mask))
+        tape = Tape({name: leaf.bfloat16() for name, leaf in params.items()}, key, self.fused)
+        logits = tape.forward(self.layers, x.bfloat16()).float()
+        grads = tape.backward(self.downhill(logits, y, mask).bfloat16())
+        return {name: leaf.to(params[name].dtype) for name, leaf in grads.items()}
+
+    def downhill(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """d (mean loss over the real examples) / d logits, [..., B, C]."""
+        share = mask / mask.sum(-1, keepdim=True, dtype=logits.dtype)
+        if self.loss is cross_entropy:
+            e = (logits - logits.amax(-1, keepdim=True)).exp_()
+            hit = _identity(logits).index_select(0, y.reshape(-1)).view(logits.shape)
+            return (e / e.sum(-1, keepdim=True) - hit) * share.unsqueeze(-1)
+        lead = mask.dim()
+        flat = logits.flatten(0, lead - 1)
+
+        def total(z: Tensor) -> Tensor:
+            return torch.where(mask.flatten(), self.loss(z, y.flatten(0, lead - 1)), 0.0).sum()
+
+        slope: Tensor = torch.func.grad(total)(flat)
+        return slope.view(logits.shape) / mask.sum(-1).view(*mask.shape[:-1], *[1] * (logits.dim() - lead + 1))
+
+
+_IDENTITIES: dict[Any, Tensor] = {}
+
+
+def _identity(like: Tensor) -> Tensor:
+    """Row c is the one-hot vector of class c."""
+    key = (like.shape[-1], like.dtype, like.device)
+    if key not in _IDENTITIES:
+        _IDENTITIES[key] = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return _IDENTITIES[key]
+
+
+class Gradient(Function):
+    """The program as one differentiable-looking call, with its own rule for many jobs."""
+
+    @staticmethod
+    def forward(program: Program, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, key: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:  # fmt: skip # noqa: E501
+        params = {name: leaf.unsqueeze(0) for name, leaf in zip(names, leaves, strict=True)}
+        found = program.stacked(x.unsqueeze(0), y.unsqueeze(0), mask.unsqueeze(0), key.unsqueeze(0), params)
+        return tuple(found[name].squeeze(0) for name in names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, names: tuple[str, ...], *tensors: Tensor) -> Any:  # fmt: skip # noqa: E501
+        stacked = [_leading(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[2:], strict=True)]
+        x, y, mask, key, *leaves = stacked
+        found = program.stacked(x, y, mask, key, dict(zip(names, leaves, strict=True)))
+        return tuple(found[name] for name in names), (0,) * len(names)
+
+
+def _leading(tensor: Tensor, dim: int | None, jobs: int) -> Tensor:
+    if dim is None:
+        return tensor.expand(jobs, *tensor.shape)
+    return tensor if dim == 0 else tensor.movedim(dim, 0)
+
+
+class WrittenHandle(Handle):
+    """The same functions; the gradient is the program's."""
+
+    def __init__(self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu", **options: bool) -> None:
+        super().__init__(module, loss, device)
+        self.program = Program(read(module), loss, **options)
+
+    def grad(self, params: Params, batch: Batch) -> Params:
+        names = tuple(params)
+        found = Gradient.apply(self.program, names, *batch, *params.values())  # type: ignore[no-untyped-call]
+        return dict(zip(names, found, strict=True))
+
+
+__all__ = ["NotAChain", "Program", "WrittenHandle"]
