@@ -137,6 +137,7 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
         "not a list of uploads, each with its weight",
     ),
     "sparse": (edited(lambda a: {0: [(a[0][0][0], torch.ones(1).to_sparse())]}), "not a list of uploads"),
+    "complex": (edited(lambda a: {0: [(a[0][0][0], torch.ones(1) * 1j)]}), "not a list of uploads"),
     "garbage": (replaced(lambda head: pack(head, {"0": b"\x00garbage"})), "the answer cannot be read, 8 bytes"),
     "nothing": (replaced(lambda head: pack(head)), "the answer cannot be read, 0 bytes"),
     "other names": (replaced(lambda head: pack(head, {"x": b""})), "invalid literal"),
@@ -305,6 +306,20 @@ def test_who_a_node_is_must_be_clear() -> None:
     for node in (104, 105, 106):
         assert re.search(rf"node {node} is left out: partition-id is .*, it must be a whole number from 0", text)
     assert "2 of 2 nodes are connected" in text
+
+
+@pytest.mark.parametrize("rows", [None, "all", {"": "all"}, {"": [[1]]}, {"other": [1]}])
+def test_a_node_that_tells_nonsense_of_its_rows_is_left_out(rows: Any) -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), range(2))
+
+    def nonsense(reply: Message) -> Message:
+        reply.content = pack({"client": 1, "examples": 3, "rows": rows})
+        return reply
+
+    yard.faults[101] = nonsense
+    link_to(yard, ALGORITHM, said, wanted=1)
+    assert said[0].startswith("node 101 is left out: it did not say which rows it holds")
 
 
 def test_without_any_node_there_is_no_run() -> None:
