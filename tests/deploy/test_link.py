@@ -38,6 +38,7 @@ class Yard(Grid):
         self.faults: dict[int, Callable[[Message], Message | None]] = {}
         self.replies: dict[str, Message] = {}
         self.numbers = itertools.count(1)
+        self.stuck = -1  # the node of an answer that cannot be pulled, nor given up
         for partition in partitions:
             self.join(partition)
 
@@ -62,6 +63,8 @@ class Yard(Grid):
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if any(self.replies[one].metadata.src_node_id == self.stuck for one in message_ids if one in self.replies):
+            time.sleep(20)
         return [self.replies.pop(one) for one in list(message_ids) if one in self.replies]
 
     def get_node_ids(self) -> Iterable[int]:
@@ -230,6 +233,29 @@ def test_a_node_that_does_not_answer_is_given_up_at_the_deadline() -> None:
     yard.faults[103] = lambda reply: None
     run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
     assert run.history[0]["dropped"] == [{"client": 3, "task": "gradient", "reason": "no answer within 0.5 s"}]
+
+
+def test_an_answer_that_blocks_when_it_is_pulled_costs_one_client() -> None:
+    """As one does that a node was uploading when it died: Flower tries for minutes."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=2.0)
+    yard.stuck = 102
+    begin = time.monotonic()
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert run.history[0]["dropped"] == [{"client": 2, "task": "gradient", "reason": "no answer within 2 s"}]
+    assert time.monotonic() - begin < 15
+
+
+def test_an_error_of_the_grid_itself_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+
+    def stopped(message_ids: Iterable[str]) -> Iterable[Message]:
+        raise ConnectionError("the run was stopped")
+
+    monkeypatch.setattr(yard, "pull_messages", stopped)
+    with pytest.raises(ConnectionError, match="the run was stopped"):
+        fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
 
 
 def test_too_few_good_replies_is_an_error() -> None:
