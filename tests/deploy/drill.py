@@ -182,6 +182,9 @@ def judge(drill: Drill) -> list[str]:
     for number, (client, reason) in expected.items():
         if not any(d["client"] == client and re.search(reason, d["reason"]) for d in records[number]["dropped"]):
             wrong.append(f"round {number} does not name client {client}: {records[number]['dropped']}")
+        others = {d["client"] for d in records[number]["dropped"]} - {client, KILLED_NODE}  # which may still be away
+        if others:
+            wrong.append(f"round {number} cost others too: {records[number]['dropped']}")
     for number, words in ((LINK_ROUND, "the SuperLink did not answer"), (SERVER_ROUND, "was started again")):
         if not any(words in fault for fault in records[number].get("faults", [])):
             wrong.append(f"round {number} does not say '{words}'")
