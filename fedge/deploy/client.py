@@ -23,7 +23,7 @@ from fedge.handle import Handle, parameters
 Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]
 Algorithms = Mapping[str, Algorithm[Any]]  # by label
 HELLO, WORK, KEEP = "query.hello", "train.work", "train.keep"
-PATIENCE = 0.9  # of the server's deadline: an answer that says "too slow" must still arrive in time
+PATIENCE, TRAVEL = 0.9, 5.0  # of the server's deadline, less these seconds: "too slow" must still arrive in time
 
 
 class Refusal(ValueError):
@@ -66,7 +66,7 @@ def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
             except BaseException as error:
                 outcome.append(pack({"error": _line(error)}))
 
-        limit = PATIENCE * message.metadata.ttl
+        limit = max(message.metadata.ttl / 2, PATIENCE * message.metadata.ttl - TRAVEL)
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(limit)
