@@ -5,12 +5,13 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FLOWER := $(VENV)/.installed-flower
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-data check format clean
+.PHONY: help setup run test test-data test-deploy drill check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with fedge (editable) and the development tools
 
@@ -22,6 +23,12 @@ test: $(STAMP) ## run the tests (options: make test ARGS='-k partition')
 
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)
+
+test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (under 8 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
+
+drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of five, one after another (under 25 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.deploy.drill $(ARGS)
 
 check: $(STAMP) ## check formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -47,4 +54,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing fedge and its development tools into $(VENV); the first time takes a few minutes."
 	@$(BIN)/python -m pip show -q pip >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Flower brings many packages along: only the tests of deployments need them.
+$(FLOWER): $(STAMP)
+	@echo "Installing Flower and Ray into $(VENV)."
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	@touch $@

@@ -59,7 +59,7 @@ class Run(Generic[S]):
     def summary(self) -> Record:
         """The result in a few numbers; final is the mean over the last tenth of the rounds, 20 at most."""
         last = max(1, min(20, self.rounds // 10))
-        moved = self.ledger.total()
+        moved, wire = self.ledger.total(), self.ledger.wire() or {}
         return {
             "rounds": self.rounds,
             "final_accuracy": _mean(_series(self.history[-last:], "test_accuracy")),
@@ -70,6 +70,8 @@ class Run(Generic[S]):
             "up_bytes": moved["up"],
             "down_bytes": moved["down"],
             "broadcast_bytes": moved["broadcast"],
+            "wire_up_bytes": wire.get("up"),
+            "wire_down_bytes": wire.get("down"),
             "seconds": sum(record["seconds"] for record in self.history),
             "dropped": sum(len(record["dropped"]) for record in self.history),
             "parameters": tree.size(self.params),

@@ -142,6 +142,11 @@ class Interruptible:
     def share(self, at: At, beta: float) -> None:
         self.link.share(at, beta)
 
+    def notes(self) -> Record:
+        """What the link has to say about the round, if it is one that has."""
+        found: Record = self.link.notes() if hasattr(self.link, "notes") else {}
+        return found
+
 
 def cohorts(clients: int, cohort: int | None) -> Draw:
     """The draw of a cohort as a function of the address alone."""
@@ -240,6 +245,7 @@ def one_round(run: Run[S], link: Any, seed: int, number: int, draw: Draw) -> Rec
         "seconds": time.perf_counter() - begin,
         "dropped": [drop._asdict() for drop in progress.dropped],
         **run.algorithm.notes(run.state),
+        **(link.notes() if hasattr(link, "notes") else {}),
     }
 
 

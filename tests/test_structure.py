@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "log": {*BASE, "engine", "federation", "run", "runfolder"},
     "train": {*BASE, "federation", "engine", "evaluate", "run", "runfolder", "log"},
     "report": {*BASE},
-    "deploy": {*BASE, "data", "partition", "federation", "engine", "algorithms", "evaluate", "train"},
+    "deploy": {*BASE, "federation", "engine", "train", "run", "runfolder", "toml", "experiment"},
     "experiment": {
         *BASE,
         "data",

@@ -9,6 +9,7 @@ import typer
 from fedge import __version__
 from fedge.cli.bench import bench
 from fedge.cli.data import data_app
+from fedge.cli.deploy import deploy_app
 from fedge.cli.partition import partition_app
 from fedge.cli.report import report
 from fedge.cli.reproduce import reproduce
@@ -67,3 +68,4 @@ app.command(
 )(reproduce)
 app.add_typer(data_app, name="data")
 app.add_typer(partition_app, name="partition")
+app.add_typer(deploy_app, name="deploy")

@@ -46,7 +46,8 @@ def bench(
         options = {"precision": precision, "compile": compile}
         timings = [_one(name, place, repeats, plain, options, console) for name in chosen]
     if json:
-        typer.echo(to_json({"versions": versions(), "hardware": hardware(place), **options, "timings": [_figures(one) for one in timings]}))
+        about = {"versions": versions(), "hardware": hardware(place), **options}
+        typer.echo(to_json(about | {"timings": [_figures(one) for one in timings]}))
     else:
         console.print(_table(timings))
 

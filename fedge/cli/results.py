@@ -52,20 +52,30 @@ def table(found: Sequence[Row], goal: float | None) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     shown.add_column("algorithm", overflow="fold", min_width=9)
     head = ["rounds", "final\nacc %", "best\nacc %", "MB\nup", "MB\ndown"]
+    wire = any(_wire(row) for row in found)
+    if wire:
+        head += ["wire\nMB up", "wire\nMB down"]
     if goal is not None:
         head += [f"rounds\nto {100 * goal:.3g}%", f"MB\nto {100 * goal:.3g}%"]
     for title in [*head, "time\ns"]:
         shown.add_column(title, justify="right", no_wrap=True)
     for row in found:
-        shown.add_row(*_cells(row, goal is not None))
+        shown.add_row(*_cells(row, goal is not None, wire))
     return shown
 
 
-def _cells(row: Row, goal: bool) -> list[str]:
+def _wire(row: Row) -> bool:
+    """Whether its messages took bytes that were counted: the simulator has none."""
+    return row.get("wire_up_bytes") is not None
+
+
+def _cells(row: Row, goal: bool, wire: bool) -> list[str]:
     if row["failed"]:
-        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (6 if goal else 4)]
+        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (4 + 2 * goal + 2 * wire)]
     cells = [row["label"], str(row["rounds"]), percent(row["final_accuracy"]), percent(row["best_accuracy"])]
     cells += [megabytes(row["up_bytes"] / 1e6), megabytes(row["down_bytes"] / 1e6)]
+    if wire:
+        cells += [megabytes(row[f"wire_{way}_bytes"] / 1e6) if _wire(row) else NOTHING for way in ("up", "down")]
     if goal:
         rounds, moved = row["rounds_to_target"], row["megabytes_to_target"]
         cells += [NOTHING, NOTHING] if rounds is None else [str(rounds), megabytes(moved)]

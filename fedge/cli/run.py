@@ -56,7 +56,7 @@ def run(
         job = plan(experiment, chosen, out, resume)
         again = _command(job.folder, tensorboard, report, quiet, json)
         outcomes = _train(job, console, tensorboard, again)
-        found = _finish(job, outcomes, console, report, tensorboard)
+        found = finish(job, outcomes, console, report, tensorboard)
     if json:
         typer.echo(to_json(found))
     if any(outcome.failed for outcome in outcomes):
@@ -73,25 +73,25 @@ def _train(job: Plan, console: Console, tensorboard: bool, again: str) -> list[O
     setup = build(job.experiment)
     say(console, f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}")
     try:
-        with _display(job, console) as display, Interrupt(display.stopping) as interrupt:
-            watch: Watch = Boards(display, job.folder) if tensorboard else display
+        with display(job, console) as shown, Interrupt(shown.stopping) as interrupt:
+            watch: Watch = Boards(shown, job.folder) if tensorboard else shown
             outcomes = compare(
                 job.experiment, job.folder, resume=job.resume, watch=watch, stop=interrupt.wanted, setup=setup
             )
     except KeyboardInterrupt:
-        raise _stopped("Ended at once. The last checkpoints are", job, again) from None
+        raise stopped("Ended at once. The last checkpoints are", job, again) from None
     if len(outcomes) < len(job.experiment.labels) or any(one.run is not None and one.run.stopped for one in outcomes):
-        raise _stopped("Stopped. The checkpoints are", job, again)
+        raise stopped("Stopped. The checkpoints are", job, again)
     return outcomes
 
 
-def _display(job: Plan, console: Console) -> Display:
+def display(job: Plan, console: Console) -> Display:
     if console.quiet:
         return Display()
     return Live(console, job.experiment.labels) if console.is_terminal else Lines(console)
 
 
-def _stopped(what: str, job: Plan, again: str) -> typer.Exit:
+def stopped(what: str, job: Plan, again: str) -> typer.Exit:
     typer.echo(f"{what} in {job.folder}. Go on with:\n  {again}", err=True)
     return typer.Exit(INTERRUPTED)
 
@@ -103,9 +103,7 @@ def _command(folder: Path, tensorboard: bool, report: bool, quiet: bool, json: b
     return shlex.join(words)
 
 
-def _finish(
-    job: Plan, outcomes: Sequence[Outcome], console: Console, report: bool, tensorboard: bool
-) -> dict[str, Any]:
+def finish(job: Plan, outcomes: Sequence[Outcome], console: Console, report: bool, tensorboard: bool) -> dict[str, Any]:
     found, goal = rows(outcomes, job.experiment.target)
     for line in ("", table(found, goal), note(found), ""):
         console.print(line)

@@ -33,6 +33,7 @@ class Collector:
         }
         self.down = sum(payload_bytes(p) for r in self.requests.values() for p in r.values())
         self.up, self.good = 0, 0
+        self.wire = (0, 0)  # down, up: the bytes that messages really took
         self.dropped: list[Drop] = []
         self.like: list[tuple[str, Payload]] = []
 
@@ -70,6 +71,9 @@ class Collector:
             self._row(client, wanted[row], uploads)
 
     def _row(self, client: int, position: int, uploads: list[Upload]) -> None:
+        if len(uploads) != len(self.like):
+            self.lose(client, f"answered {len(uploads)} uploads, asked were {len(self.like)}")
+            return
         for (name, like), (upload, weight) in zip(self.like, uploads, strict=True):
             reason = replies.fault(upload, weight, like, self.max_weight)
             if reason is not None:
@@ -79,8 +83,14 @@ class Collector:
         stacked = [{n: tree.map_(_one, p) for n, p in u.items()} for u, _ in uploads]
         self.mean.add(stacked, [w.view(1) for _, w in uploads], torch.tensor([position]))
 
-    def lose(self, client: int, reason: str) -> None:
-        """A client that gave no usable answer at all."""
+    def travelled(self, down: int, up: int) -> None:
+        """Count the bytes that the messages of one client took, framing included."""
+        self.wire = (self.wire[0] + down, self.wire[1] + up)
+
+    def lose(self, client: int, reason: str, sent: bool = True) -> None:
+        """A client that gave no usable answer at all; one that was never sent anything cost nothing either."""
+        if not sent:
+            self.down -= sum(payload_bytes(payload) for payload in self.requests[client].values())
         self.dropped.append(Drop(client, self.ask.tasks[0], reason))
 
     def close(self) -> tuple[Reply, list[Drop], Row]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from fedge import tree
-from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply
+from fedge.core import Algorithm, Ask, At
 from fedge.engine import wire
-from fedge.engine.collect import Collector
-from fedge.engine.local import LocalLink
+from fedge.engine.messages import Mail, MessageLink, Parts
 from fedge.engine.worker import Worker
 from fedge.federation import Federation
 
 
-class Loopback(LocalLink):
+class Loopback(MessageLink):
     """A link that treats each client as if it were far away: request bytes out, reply bytes back, nothing shared."""
 
     def __init__(self, algorithm: Algorithm[Any], federation: Federation, **options: Any) -> None:
@@ -24,31 +20,16 @@ class Loopback(LocalLink):
         super().__init__(algorithm, federation, **options)
 
     def forget(self) -> None:
+        super().forget()
         self._workers: dict[int, Worker] = {}
-        self._known: Payload = {}  # one row's worth of what the cohort holds
 
-    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
-        tasks = self.named(ask)
-        jobs = self.population.jobs(clients, tasks[0], ask.rows)
-        collector = Collector(at, ask, tasks, jobs, self.max_weight)
-        self._expect(ask, collector)
-        for client, request in collector.requests.items():
-            answer = self.client(client, at, ask, wire.encode(request))
-            collector.add(client, wire.decode(answer))
-        reply, dropped, row = collector.close()
-        self.ledger.add(row)
-        return reply, dropped, len(jobs.clients)
-
-    def _expect(self, ask: Ask, collector: Collector) -> None:
-        one = {n: tree.take(p, 0) if collector.mean.rows else p for n, p in ask.send.items()}
-        self._known |= one
-        missing = [name for name in ask.reuse if name not in self._known]
-        if missing:
-            raise ValueError(
-                f"task '{ask.tasks[0]}' reuses '{missing[0]}', which this cohort does not hold: send it, or list "
-                f"it in the task's `keeps` (held: {sorted(self._known)})"
-            )
-        self._known |= collector.expect(self._known)
+    def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
+        mail = {}
+        for client, parts in requests.items():
+            answers = {position: self.client(client, at, asks[position], blob) for position, blob in parts.items()}
+            sizes = [sum(map(len, blobs.values())) for blobs in (parts, answers)]
+            mail[client] = Mail(answers, None, *sizes)
+        return mail
 
     def client(self, client: int, at: At, ask: Ask, request: bytes) -> bytes:
         """Everything that happens on a device: bytes in, bytes out."""

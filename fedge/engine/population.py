@@ -73,6 +73,10 @@ class Population:
             self._rows[client] = holds.nonzero().flatten().tolist()
         return self._rows[client]
 
+    def told(self, client: int, rows: list[int]) -> None:
+        """A client far away has declared its rows itself."""
+        self._rows[client] = rows
+
     def jobs(self, clients: Tensor, task: Task, rows: tuple[int, ...] | None) -> Jobs:
         """All work of a cohort: one job a client, or one for every asked row that it holds."""
         if task.rows is None:

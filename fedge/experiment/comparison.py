@@ -50,14 +50,17 @@ def compare(
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
     setup: Setup | None = None,
+    link: Callable[[str], Any] | None = None,
 ) -> list[Outcome]:
     """Run every algorithm into out/<label>/; stops after the phase in which `stop` says so.
+
+    `link` makes what carries an algorithm's phases, from its label; by default each is simulated.
 
     With `resume` finished runs are only read, started ones go on from their checkpoint, and the others begin. An
     algorithm that diverges is an outcome that says why, and the others go on.
     """
     setup = build(experiment) if setup is None else setup
-    job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup)
+    job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup, link or (lambda label: None))
     if not resume:
         job.write_experiment()
         return list(job.outcomes())
@@ -72,6 +75,7 @@ class _Job:
     watch: Watch
     stop: Callable[[], bool]
     setup: Setup
+    link: Callable[[str], Any]
 
     def outcomes(self) -> Iterator[Outcome]:
         for label, algorithm in self.setup.algorithms.items():
@@ -119,6 +123,7 @@ class _Job:
                 resume=self.resume and folder.is_dir(),
                 config=self.experiment.config(label),
                 name=self.experiment.name,
+                link=self.link(label),
                 on_round=on_round,
                 stop=self.stop,
             )

@@ -1,0 +1,173 @@
+"""`fedge deploy`: the same experiment on a real fleet, over Flower."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedge.cli.errors import ASKED, FAILED, fail, one_line
+from fedge.cli.interrupt import Interrupt
+from fedge.cli.run import display, finish, say, stopped
+from fedge.cli.text import examples, to_json
+from fedge.experiment import Outcome, Plan, build
+from fedge.report import MissingExtra
+
+if TYPE_CHECKING:
+    from fedge.deploy.local import Options
+
+deploy_app = typer.Typer(no_args_is_help=True, help="Run an experiment on a real fleet, over Flower.")
+NEEDED = ("flwr", "cryptography", "httpx")
+
+
+@contextmanager
+def _deploying() -> Iterator[None]:
+    """What can go wrong with a fleet, in one line; without the extra, which one it is."""
+    with one_line():
+        try:
+            yield
+        except ImportError as error:
+            name = (error.name or "").split(".")[0]
+            if isinstance(error, MissingExtra) or name not in NEEDED:
+                raise
+            raise MissingExtra(f"fedge deploy needs {name}: pip install 'fedge[flower]'", name=name) from None
+        except (RuntimeError, ValueError) as error:
+            if not type(error).__module__.startswith("fedge.deploy"):
+                raise
+            raise fail(str(error), FAILED) from None
+
+
+@deploy_app.command(
+    epilog=examples(
+        "fedge deploy local",
+        "fedge deploy local --nodes 5 mine.toml --set train.rounds=10",
+        "fedge deploy local --resume --out runs/fleet",
+    )
+)
+def local(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="SuperNodes, one a client.", show_default="as the file says")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as train.rounds=20. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the runs.", show_default="runs/NAME")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
+    ] = False,
+    deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one phase of a round.")] = 120.0,
+    min_replies: Annotated[int, typer.Option(min=1, metavar="N", help="Good replies that a phase needs.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")] = True,
+) -> None:
+    """Start a fleet on this machine, run an experiment on it, and stop it.
+
+    SuperLink, SuperExec and N SuperNodes on the loop-back address, with TLS and node keys made for this run alone.
+
+    Progress, folders, report and Ctrl-C are those of `fedge run`.
+    """
+    console = Console(stderr=json, quiet=quiet)
+    with _deploying(), _ended_by_signal():
+        from fedge.deploy.local import Options, plan_local
+
+        job = plan_local(experiment, settings or [], out, resume, nodes)
+        options = Options(deadline, min_replies, say=lambda line: say(console, line))
+        outcomes = _follow(job, console, options)
+        found = finish(job, outcomes, console, report, False)
+    if json:
+        typer.echo(to_json(found))
+    if any(outcome.failed for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _follow(job: Plan, console: Console, options: Options) -> list[Outcome]:
+    from fedge.deploy.local import mean_phase, run_local
+
+    setup = build(job.experiment)
+    again = shlex.join(["fedge", "deploy", "local", "--resume", "--out", str(job.folder)])
+    options.say(
+        f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}, on "
+        f"{setup.federation.clients} nodes"
+    )
+    try:
+        with display(job, console) as shown, Interrupt(shown.stopping) as interrupt:
+            outcomes, news = run_local(job, setup, shown, interrupt.wanted, options)
+    except KeyboardInterrupt:
+        raise stopped("Ended at once, and so was the fleet. The last checkpoints are", job, again) from None
+    if len(outcomes) < len(job.experiment.labels) or any(one.run is not None and one.run.stopped for one in outcomes):
+        raise stopped("Stopped, and so is the fleet. The checkpoints are", job, again)
+    if line := mean_phase(news.timings):
+        options.say(line)
+    return outcomes
+
+
+@contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """SIGTERM and a closed terminal end this as an error would: the fleet is stopped and its keys are removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@deploy_app.command(epilog=examples("fedge deploy keys secrets --host 192.0.2.7 --host fleet.example.org --nodes 20"))
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    host: Annotated[
+        list[str], typer.Option(metavar="NAME", help="Address or name by which nodes reach the SuperLink. Repeatable.")
+    ],
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many node keys.")],
+    days: Annotated[int, typer.Option(min=1, metavar="N", help="How long the certificate is valid.")] = 365,
+) -> None:
+    """Make a CA, the SuperLink's certificate and a key for each node."""
+    with _deploying():
+        from fedge.deploy.keys import make_keys
+
+        made = make_keys(folder, host, nodes, days)
+    typer.echo(f"On the server:   {made.ca}, {made.certificate}, {made.server_key}, and every node-*.key.pub")
+    typer.echo(f"On node N:       {made.ca} and node-N.key ({nodes} of them)")
+    typer.echo(f"On no machine:   {made.ca_key} (keep it offline, or delete it: new keys need a new CA then)")
+
+
+@deploy_app.command(epilog=examples("fedge deploy check 192.0.2.7:8000 --root-certificates ca.crt --key node-0.key"))
+def check(
+    superlink: Annotated[str, typer.Argument(metavar="HOST:PORT")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The fleet's ca.crt.", show_default=False)
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This node's private key.", show_default=False)
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Expect plain HTTP.")] = False,
+) -> None:
+    """Say whether this node can work with that SuperLink, and if not, why.
+
+    Run it on the node's machine, before the node is started.
+    """
+    if insecure == (root_certificates is not None):
+        raise fail("give either --root-certificates FILE or --insecure", ASKED)
+    with _deploying():
+        from fedge.deploy.check import check as steps
+
+        for line in steps(superlink, root_certificates, key):
+            typer.echo(f"ok  {line}" if not line.startswith("note") else line)
+    typer.echo("This node can join.")

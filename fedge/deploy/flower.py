@@ -1,0 +1,162 @@
+"""The link to a real fleet: phases as Flower messages, to nodes that do the work of clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedge.checks import positive
+from fedge.core import Algorithm, Ask, At, Drop, Reply
+from fedge.deploy.client import KEEP, WORK
+from fedge.deploy.envelope import pack, short, unpack
+from fedge.deploy.outage import Outages
+from fedge.deploy.post import Letter, send
+from fedge.deploy.roster import Roster
+from fedge.engine import wire
+from fedge.engine.messages import Mail, MessageLink, Parts
+from fedge.federation import Federation
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the seconds of a phase went; of the nodes, the slowest. What is left is waiting and polling."""
+
+    round: int
+    phase: int
+    seconds: float
+    start: float  # from the start of a node's process to its work
+    work: float
+
+
+class FlowerLink(MessageLink):
+    """A link over Flower's grid. One message a client and phase; the server's arithmetic is the loop-back link's.
+
+    Works in Flower's simulation and in its deployments. A node that dies, hangs, raises, or answers garbage, late or
+    never costs its own contribution, and the record says so. `federation` is what the server knows: the test set, an
+    example to try the model on, how many clients there are. Who holds which rows, the nodes say themselves.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        federation: Federation,
+        grid: Grid,
+        roster: Roster,
+        *,
+        label: str = "",
+        deadline: float = 600.0,
+        clocked: Callable[[Timing], None] = lambda timing: None,
+        resumed: bool = False,
+        **options: Any,
+    ) -> None:
+        positive("deadline", deadline)
+        self.clocked, self._outages = clocked, Outages()
+        self._faults = ["the server app was started again and went on from its checkpoint"] if resumed else []
+        self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
+        self._shared: tuple[str, bytes] = ("", b"")  # token and examples
+        self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
+        super().__init__(algorithm, federation, **options)
+        self._rows_declared()
+
+    def _rows_declared(self) -> None:
+        """The greetings brought the rows: their bytes on the wire go beside the payload."""
+        for at, row in enumerate(self.ledger.rows):
+            if row.task == "rows":
+                self.ledger.rows[at] = replace(row, wire_down=self.roster.wire[0], wire_up=self.roster.wire[1])
+
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
+        if at.phase == 0:
+            self._meet()
+        return super().ask(at, asks, clients)
+
+    def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
+        begin = time.perf_counter()
+        nodes = {client: self.roster.node(client) for client in requests}
+        there = {node: client for client, node in nodes.items() if node is not None}
+        contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
+        letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round))
+        mail = {there[node]: self._opened(there[node], letter) for node, letter in letters.items()}
+        self._clock(at, time.perf_counter() - begin, letters)
+        missing = Mail({}, "its node is not connected", 0, 0)
+        return {client: mail.get(client, missing) for client in requests}
+
+    def notes(self) -> dict[str, Any]:
+        """What went wrong in this round and was no client's doing, for its record."""
+        faults, self._faults = [*self._faults, *self._outages.take()], []
+        return {"faults": faults} if faults else {}
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self._outages.attach()
+        try:
+            with super().working():
+                yield
+        finally:
+            self._outages.detach()
+
+    def _meet(self) -> None:
+        """Nodes may have joined since the last round; they say which rows they hold."""
+        self.roster.look(self.deadline)
+        for client, rows in self.roster.rows.items():
+            self.population.told(client, rows[self.label])
+
+    def _request(self, at: At, asks: tuple[Ask, ...], client: int, parts: Parts) -> RecordDict:
+        wanted = {str(position): [list(asks[position].tasks), list(asks[position].reuse)] for position in parts}
+        blobs = {str(position): blob for position, blob in parts.items()}
+        if client in self._owed:
+            blobs["shared"] = self._shared[1]
+        return pack({"at": list(at), "label": self.label, "shared": self._shared[0], "asks": wanted}, blobs)
+
+    def _opened(self, client: int, letter: Letter) -> Mail:
+        if letter.content is None:
+            return Mail({}, letter.lost, letter.down, letter.up)
+        try:
+            head, blobs = unpack(letter.content)
+            parts = {int(name): blob for name, blob in blobs.items()}
+        except ValueError as error:
+            return Mail({}, str(error), letter.down, letter.up)
+        lost = None
+        if "error" in head:
+            lost = short(head["error"])
+        elif "forgot" in head:
+            lost = f"it lost {short(head['forgot'])} and is sent them again: its node was started anew"
+            self._owed.add(client)
+        else:
+            self._owed.discard(client)
+        return Mail(parts, lost, letter.down, letter.up)
+
+    def share(self, at: At, beta: float) -> None:
+        """Examples of the server's own pool, to every client; who is not there gets them with its first work."""
+        row = self.population.share(at, beta)
+        picked = self.population.shared
+        examples = {"x": self.population.x[picked], "y": self.population.y[picked]}
+        self._shared = (f"{self.label}/{at.seed}/{at.round}/{at.phase}", wire.encode(examples))
+        self._meet()
+        clients = {node: client for client in self.roster.nodes if (node := self.roster.node(client)) is not None}
+        content = pack({"shared": self._shared[0]}, {"shared": self._shared[1]})
+        letters = send(self.grid, KEEP, dict.fromkeys(clients, content), deadline=self.deadline)
+        kept = {clients[node] for node, letter in letters.items() if letter.content is not None}
+        self._owed = set(range(self.population.clients)) - kept
+        down, up = (sum(getattr(letter, way) for letter in letters.values()) for way in ("down", "up"))
+        self.ledger.add(replace(row, wire_down=down, wire_up=up))
+
+    def _clock(self, at: At, seconds: float, letters: dict[int, Letter]) -> None:
+        spent = [_seconds(letter) for letter in letters.values()] or [(0.0, 0.0)]
+        start, work = map(max, zip(*spent, strict=True))
+        self.clocked(Timing(at.round, at.phase, seconds, start, work))
+
+
+def _seconds(letter: Letter) -> tuple[float, float]:
+    """What the node says its process start and its work took."""
+    try:
+        found = unpack(letter.content)[0]["seconds"] if letter.content is not None else {}
+        return float(found.get("start", 0)), float(found.get("work", 0))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0.0, 0.0

@@ -1,0 +1,147 @@
+"""Certificates and node keys: a CA, the SuperLink's certificate, and one key pair a node.
+
+Flower's SuperNodes trust the CA and prove who they are with their own key. The CA's key signs and is then no longer
+needed: keep it off every machine that is online.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as to
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedge.checks import at_least_one
+
+DAYS = 365
+
+
+class KeysError(ValueError):
+    """Keys that cannot be made, and why."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where everything is: what the server needs, what each node needs, what nobody needs online."""
+
+    folder: Path
+    nodes: int
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.folder / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        return self.folder / "server.key"
+
+    def node(self, number: int) -> Path:
+        """The private key of a node; its public key lies beside it, with `.pub`."""
+        return self.folder / f"node-{number}.key"
+
+
+def make_keys(folder: Path | str, hosts: Sequence[str], nodes: int, days: int = DAYS) -> Keys:
+    """Write a CA, a server certificate for these names and addresses, and the nodes' key pairs. Overwrites nothing."""
+    keys = Keys(Path(folder), nodes)
+    at_least_one("nodes", nodes)
+    at_least_one("days", days)
+    names = [_name(host) for host in hosts]
+    if not names:
+        raise KeysError("no host was given: name the address or the host name under which nodes reach the SuperLink")
+    files = [keys.ca, keys.ca_key, keys.certificate, keys.server_key, *map(keys.node, range(nodes))]
+    for file in files:
+        if file.exists():
+            raise KeysError(f"{file} exists: keys are never overwritten, choose another folder")
+    keys.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ca_key = ec.generate_private_key(ec.SECP384R1())
+    ca = _ca(ca_key, days)
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    _secret(keys.ca_key, _pem(ca_key))
+    _secret(keys.server_key, _pem(server_key))
+    keys.ca.write_bytes(ca.public_bytes(to.Encoding.PEM))
+    keys.certificate.write_bytes(_server(server_key, names, ca, ca_key, days).public_bytes(to.Encoding.PEM))
+    for number in range(nodes):
+        _node(keys.node(number))
+    return keys
+
+
+def _node(path: Path) -> None:
+    """What `ssh-keygen -t ecdsa -b 384` writes."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _secret(path, key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption()))
+    public = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host or not all(part and part.replace("-", "a").isalnum() for part in host.split(".")):
+        raise KeysError(
+            f"host is {host!r}, it must be an address such as 192.0.2.7 or a name such as fleet.example.org"
+        )
+    return x509.DNSName(host)
+
+
+def _ca(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedge fleet CA")])
+    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+    builder = _begun(subject, subject, key.public_key(), days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(usage, critical=True)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False).sign(
+        key, hashes.SHA384()
+    )
+
+
+def _server(
+    key: ec.EllipticCurvePrivateKey,
+    names: list[x509.GeneralName],
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+    days: int,
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedge SuperLink")])
+    builder = _begun(subject, ca.subject, key.public_key(), days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return builder.add_extension(issuer, critical=False).sign(ca_key, hashes.SHA384())
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    early = now - datetime.timedelta(hours=1)  # clocks of devices differ
+    return builder.not_valid_before(early).not_valid_after(now + datetime.timedelta(days=days))
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    text: bytes = key.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, to.NoEncryption())
+    return text
+
+
+def _secret(path: Path, content: bytes) -> None:
+    """Readable by its owner alone, from the first byte."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)

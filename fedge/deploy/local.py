@@ -1,0 +1,176 @@
+"""An experiment on a fleet of this machine alone: everything is started, followed and stopped from here."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedge.deploy.bundle import write_app
+from fedge.deploy.events import STOP, Reader
+from fedge.deploy.fleet import Fleet, FleetError
+from fedge.engine import Ledger, Row, checkpoint
+from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
+from fedge.experiment.folders import EXPERIMENT_FILE, records
+from fedge.handle import Handle
+from fedge.run import Run
+
+SILENCE = 15.0  # seconds without news after which Flower is asked whether the run still goes on
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long a phase may take, how many good replies it needs, where to say what goes on."""
+
+    deadline: float = 120.0
+    min_replies: int = 1
+    wait: float = 120.0
+    say: Callable[[str], None] = lambda line: None
+
+
+@dataclass
+class News:
+    """What the server app told."""
+
+    ended: dict[str, bool] = field(default_factory=dict)  # label -> whether it was stopped
+    failed: dict[str, str] = field(default_factory=dict)
+    timings: list[dict[str, float]] = field(default_factory=list)
+    error: str | None = None
+    done: bool = False
+
+
+def plan_local(file: Path | None, settings: Sequence[str], out: Path | None, resume: bool, nodes: int | None) -> Plan:
+    """As `fedge run` plans, with one client a node."""
+    packed = Path(str(resources.files("fedge.deploy").joinpath("default.toml")))
+    stored = resume and file is None and out is not None and (out / EXPERIMENT_FILE).is_file()
+    chosen = [*settings]
+    if nodes is not None:
+        chosen.append(f"partition.clients={nodes}")
+    return plan(None if stored else file or packed, chosen, out, resume)
+
+
+def run_local(
+    job: Plan, setup: Setup, watch: Watch, stop: Callable[[], bool], options: Options
+) -> tuple[list[Outcome], News]:
+    """Start a fleet with one node a client, run the experiment on it, stop everything, and read what it left."""
+    with tempfile.TemporaryDirectory(prefix="fedge-fleet-") as name:
+        work = Path(name)
+        with Fleet(work, setup.federation.clients, options.say) as fleet:
+            config = {"out": str(job.folder.resolve()), "resume": job.resume, "news": str(work)}
+            limits = {"deadline": options.deadline, "min-replies": options.min_replies, "wait": options.wait}
+            run = fleet.submit(write_app(work / "app", job.experiment), config | limits)
+            news = follow(fleet, run, watch, stop, options.say)
+    return _outcomes(job.experiment, job.folder, setup, news), news
+
+
+def follow(
+    fleet: Fleet, run: int, watch: Watch, stop: Callable[[], bool], say: Callable[[str], None] = lambda line: None
+) -> News:
+    """Pass the server app's news on until it is done, or dead."""
+    reader, news, heard, told = Reader(fleet.folder), News(), time.monotonic(), set[str]()
+    while not news.done:
+        for one in reader.news():
+            heard = time.monotonic()
+            _pass_on(one, watch, news, say)
+        if stop():
+            (fleet.folder / STOP).touch()
+        _look_after(fleet, told, say)
+        if not news.done and time.monotonic() - heard > SILENCE:
+            heard = time.monotonic()
+            if (status := fleet.status(run)).startswith("finished") and not _late_news(reader, watch, news, say):
+                raise FleetError(f"the server app ended without a word ({status}): go on with --resume")
+        time.sleep(0.2)
+    if news.error is not None:
+        raise FleetError(news.error)
+    return news
+
+
+def _look_after(fleet: Fleet, told: set[str], say: Callable[[str], None]) -> None:
+    """A node that ended costs its client; without its SuperLink or SuperExec there is no run."""
+    for part in fleet.gone():
+        ended = f"{part} ended: {fleet.processes[part].last_words()}"
+        if part in ("superlink", "superexec"):
+            raise FleetError(ended)
+        if part not in told:
+            told.add(part)
+            say(ended)
+
+
+def _late_news(reader: Reader, watch: Watch, news: News, say: Callable[[str], None]) -> bool:
+    for one in reader.news():
+        _pass_on(one, watch, news, say)
+    return news.done
+
+
+def _pass_on(one: dict[str, Any], watch: Watch, news: News, say: Callable[[str], None]) -> None:
+    event, label = one["event"], one["label"]
+    progress = Progress(**one["progress"]) if one["progress"] else Progress(0, 0)
+    if event == "say":
+        say(one["line"])
+    elif event == "begin":
+        watch.begin(label, progress)
+    elif event == "round":
+        watch.round(label, progress, one["record"])
+        for fault in one["record"].get("faults", []):
+            say(f"round {one['record']['round']}: {fault}")
+        for drop in one["record"]["dropped"]:
+            say(
+                f"round {one['record']['round']}: client {drop['client']} dropped in '{drop['task']}': {drop['reason']}"
+            )
+    elif event == "phase":
+        news.timings.append(one["timing"])
+    elif event == "end":
+        news.ended[label] = one["stopped"]
+        watch.end(label, progress, Ended(one["stopped"]))  # type: ignore[arg-type]
+    elif event == "fail":
+        news.failed[label] = one["reason"]
+        watch.fail(label, progress, one["reason"])
+    elif event == "done":
+        news.done, news.error = True, one["error"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """All that a display asks of a run that ended elsewhere."""
+
+    stopped: bool
+
+
+def _outcomes(experiment: Experiment, folder: Path, setup: Setup, news: News) -> list[Outcome]:
+    found = []
+    for label in experiment.labels:
+        where = folder / slug(label)
+        if label in news.failed:
+            found.append(Outcome(label, where, None, news.failed[label]))
+        elif label in news.ended:
+            found.append(Outcome(label, where, reopen(where, setup, label, news.ended[label])))
+    return found
+
+
+def reopen(folder: Path, setup: Setup, label: str, stopped: bool = False) -> Run[Any]:
+    """A run from its folder, as training would have returned it."""
+    algorithm = setup.algorithms[label]
+    try:
+        state = checkpoint.load(folder / "checkpoint.pt")["state"]
+    except checkpoint.CheckpointError as error:
+        raise ExperimentError(str(error)) from None
+    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text("utf-8").splitlines()]
+    ledger = Ledger([Row(**row) for row in rows])
+    return Run(algorithm, state, Handle(algorithm.model, algorithm.loss), records(folder), ledger, stopped)
+
+
+def mean_phase(timings: Sequence[dict[str, float]]) -> str | None:
+    """Where the seconds of a phase went, on average."""
+    if not timings:
+        return None
+    whole, start, work = (sum(one[key] for one in timings) / len(timings) for key in ("seconds", "start", "work"))
+    rest = whole - start - work
+    return (
+        f"A phase took {whole:.1f} s: {start:.1f} s to start processes at the nodes, {work:.1f} s of work, "
+        f"{rest:.1f} s of messages and waiting (mean of {len(timings)}, the slowest node of each)"
+    )

@@ -1,0 +1,54 @@
+"""What a device remembers between messages, in Flower's `context.state`: parts held in this round, shared examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from torch import Tensor
+
+from fedge.engine import wire
+from fedge.engine.worker import Worker
+
+HELD, SHARED, TOKEN = "fedge.held", "fedge.shared", "fedge.token"
+
+
+def remember(context: Context, label: str, worker: Worker) -> None:
+    """Every message may start a process of its own, so what the worker holds goes through bytes."""
+    _put(context, HELD, {"label": label, "round": worker.round, "held": worker.held})
+
+
+def recall(context: Context, label: str, worker: Worker) -> None:
+    """Give a fresh worker what its predecessor held; of another algorithm it holds nothing."""
+    found = _get(context, HELD)
+    if found is not None and found["label"] == label:
+        worker.round, worker.held = found["round"], found["held"]
+
+
+def keep_shared(context: Context, token: str, blob: bytes) -> None:
+    context.state[SHARED] = _array(blob)
+    context.state[TOKEN] = ConfigRecord({"token": token})
+
+
+def shared_token(context: Context) -> str | None:
+    return str(context.state.config_records[TOKEN]["token"]) if TOKEN in context.state else None
+
+
+def shared(context: Context) -> tuple[Tensor, Tensor]:
+    """The shared examples, x and y."""
+    found = _get(context, SHARED)
+    return found["x"], found["y"]
+
+
+def _put(context: Context, name: str, value: Any) -> None:
+    context.state[name] = _array(wire.encode(value))
+
+
+def _get(context: Context, name: str) -> Any:
+    if name not in context.state:
+        return None
+    return wire.decode(context.state.array_records[name]["bytes"].data)
+
+
+def _array(blob: bytes) -> ArrayRecord:
+    return ArrayRecord({"bytes": Array("uint8", (len(blob),), "fedge", blob)})

@@ -1,0 +1,122 @@
+"""The server's side: Flower apps of an experiment file, and training over a grid from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedge.core import Algorithm, S
+from fedge.deploy.client import Algorithms, Examples, client_app
+from fedge.deploy.events import Reporter
+from fedge.deploy.flower import FlowerLink
+from fedge.deploy.roster import Roster
+from fedge.experiment import Setup, build, compare, load, plan, slug
+from fedge.experiment.folders import is_run
+from fedge.federation import Federation
+from fedge.run import Run
+from fedge.train import train
+
+
+def serve(
+    grid: Grid,
+    algorithm: Algorithm[S],
+    federation: Federation,
+    *,
+    nodes: int | None = None,
+    wait: float = 120.0,
+    deadline: float = 600.0,
+    min_replies: int = 1,
+    say: Callable[[str], None] = print,
+    **training: Any,
+) -> Run[S]:
+    """Train over a grid, from a ServerApp of your own; `training` is what `fedge.train` takes.
+
+    Begins when `nodes` of them (None: one a client) are connected, or after `wait` seconds with those that are.
+    """
+    roster = Roster(grid, federation.clients, [""], say)
+    roster.wait(federation.clients if nodes is None else nodes, wait, deadline)
+    resumed = bool(training.get("resume"))
+    link = FlowerLink(algorithm, federation, grid, roster, deadline=deadline, min_replies=min_replies, resumed=resumed)
+    return train(algorithm, federation, link=link, **({"checkpoint_every": 1} | training))
+
+
+@cache
+def _setup(file: Path | str) -> Setup:
+    """Once a process, and of the module: Flower's simulation sends the app to processes of its own."""
+    return build(load(file))
+
+
+def experiment_client(file: Path | str) -> ClientApp:
+    """The devices' app of an experiment file: each does the work of the client that its partition id names."""
+
+    def algorithms() -> Algorithms:
+        return _setup(file).algorithms
+
+    def examples(client: int) -> Examples:
+        federation = _setup(file).federation
+        mine = federation.examples(client)
+        return federation.data.train_x[mine], federation.data.train_y[mine]
+
+    return client_app(algorithms, examples)
+
+
+def experiment_server(file: Path | str) -> ServerApp:
+    """The server's app of an experiment file; the run configuration says where and how (`RUN_CONFIG`)."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = RUN_CONFIG | dict(context.run_config)
+        reporter = Reporter(Path(str(config["news"])) if config["news"] else None)
+        try:
+            _compare(Path(file), grid, config, reporter)
+        except BaseException as error:
+            reporter.done(" ".join(str(error).split()) or type(error).__name__)
+            raise
+        reporter.done()
+
+    return app
+
+
+RUN_CONFIG: dict[str, Any] = {
+    "out": "",  # folder for the runs; empty: runs/NAME where the server app is started
+    "resume": False,
+    "nodes": 0,  # begin when so many are connected; 0: one a client
+    "wait": 120.0,  # or after so many seconds, with those that are
+    "deadline": 600.0,  # seconds for one phase
+    "min-replies": 1,
+    "news": "",  # a folder in which a command line on this machine listens
+}
+
+
+def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Reporter) -> None:
+    job = plan(file, (), Path(str(config["out"])) if config["out"] else None, bool(config["resume"]))
+    experiment = replace(job.experiment, train=job.experiment.train | {"checkpoint_every": 1})
+    setup = build(experiment)
+    if not config["news"]:  # who listens has said so already
+        reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
+    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say)
+    deadline = float(config["deadline"])
+    roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline, reporter.stop)
+
+    def link(label: str) -> FlowerLink:
+        return FlowerLink(
+            setup.algorithms[label],
+            setup.federation,
+            grid,
+            roster,
+            label=label,
+            deadline=deadline,
+            clocked=partial(reporter.phase, label),
+            resumed=job.resume and is_run(job.folder / slug(label)),
+            min_replies=int(config["min-replies"]),
+        )
+
+    compare(experiment, job.folder, resume=job.resume, watch=reporter, stop=reporter.stop, setup=setup, link=link)

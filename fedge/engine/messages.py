@@ -1,0 +1,135 @@
+"""What the links that pass messages have in common: one message a client and phase, whatever it is asked for.
+
+The server's side of the loop-back link and of a real fleet is this code; they differ in `exchange` alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import Ask, At, Drop, Payload, Reply
+from fedge.engine import replies, wire
+from fedge.engine.collect import Answer, Collector
+from fedge.engine.local import LocalLink
+
+Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
+
+
+class Mail(NamedTuple):
+    """What came back from one client: its answers or why there are none, and the bytes that travelled both ways."""
+
+    parts: Parts
+    lost: str | None
+    wire_down: int
+    wire_up: int
+
+
+class MessageLink(LocalLink):
+    """A link whose clients are reached by messages: bytes out, bytes back, nothing shared."""
+
+    def forget(self) -> None:
+        self._known: Payload = {}  # one row's worth of what the cohort holds
+
+    @torch.no_grad()
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
+        if at.phase == 0 or any(ask.cohort == "new" for ask in asks):
+            self.forget()
+        collectors = [self._open(at, ask, clients) for ask in asks]
+        requests: dict[int, Parts] = {}
+        for position, collector in enumerate(collectors):
+            for client, request in collector.requests.items():
+                requests.setdefault(client, {})[position] = wire.encode(request)
+        mail = self.exchange(at, asks, requests)
+        for client in requests:  # in the order asked, whoever was first to answer: sums must not depend on it
+            self._take(client, requests[client], mail[client], collectors)
+        return self._close(collectors)
+
+    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
+        (reply,), dropped = self.ask(at, (ask,), clients)
+        return reply, dropped, int(reply.clients.sum()) + len(dropped)
+
+    @abstractmethod
+    def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
+        """Carry every client its parts, and bring back what each of them answered."""
+
+    def _open(self, at: At, ask: Ask, clients: Tensor) -> Collector:
+        tasks = self.named(ask)
+        collector = Collector(at, ask, tasks, self.population.jobs(clients, tasks[0], ask.rows), self.max_weight)
+        self._known |= {n: tree.take(p, 0) if collector.mean.rows else p for n, p in ask.send.items()}
+        missing = [name for name in ask.reuse if name not in self._known]
+        if missing:
+            raise ValueError(
+                f"task '{ask.tasks[0]}' reuses '{missing[0]}', which this cohort does not hold: send it, or list "
+                f"it in the task's `keeps` (held: {sorted(self._known)})"
+            )
+        self._known |= collector.expect(self._known)
+        return collector
+
+    def _take(self, client: int, sent: Parts, mail: Mail, collectors: list[Collector]) -> None:
+        """Every ask of the phase gets its part of the answer; framing is booked to the first of them."""
+        first = True
+        for position, blob in sent.items():
+            collector, answer = collectors[position], mail.parts.get(position, b"")
+            if mail.wire_down:
+                framing = (mail.wire_down - _size(sent), mail.wire_up - _size(mail.parts)) if first else (0, 0)
+                collector.travelled(len(blob) + framing[0], len(answer) + framing[1])
+            first = False
+            if mail.lost is not None:
+                collector.lose(client, mail.lost, sent=mail.wire_down > 0)
+                continue
+            try:
+                parsed = parse(answer)
+            except ValueError as error:
+                collector.lose(client, str(error))
+                continue
+            collector.add(client, parsed)
+
+    def _close(self, collectors: list[Collector]) -> tuple[list[Reply], list[Drop]]:
+        answers: list[Reply] = []
+        dropped: list[Drop] = []
+        for collector in collectors:
+            reply, bad, row = collector.close()
+            self.ledger.add(replace(row, wire_down=collector.wire[0], wire_up=collector.wire[1]))
+            answers.append(reply)
+            dropped += bad
+        if any(collector.requests for collector in collectors):  # none: nobody holds what was asked for
+            good, task = sum(collector.good for collector in collectors), collectors[0].ask.tasks[0]
+            replies.require(good, self.min_replies, task, dropped)
+        return answers, dropped
+
+
+def _size(parts: Parts) -> int:
+    return sum(map(len, parts.values()))
+
+
+def parse(blob: bytes) -> Answer:
+    """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or a ValueError."""
+    try:
+        answer = wire.decode(blob)
+    except Exception as error:
+        raise ValueError(f"the answer cannot be read, {len(blob)} bytes: {type(error).__name__}") from None
+    if not isinstance(answer, dict) or not all(isinstance(row, int) for row in answer):
+        raise ValueError(f"the answer is a {type(answer).__name__}, not uploads by row")
+    for uploads in answer.values():
+        if not isinstance(uploads, list) or not all(map(_is_upload, uploads)):
+            raise ValueError("the answer is not a list of uploads, each with its weight")
+    return answer
+
+
+def _is_upload(pair: object) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], dict):
+        return False
+    parts = list(pair[0].values())
+    tensors = all(isinstance(part, dict) and all(map(_is_dense, part.values())) for part in parts)
+    return tensors and _is_dense(pair[1]) and pair[1].is_floating_point()
+
+
+def _is_dense(leaf: object) -> bool:
+    """A plain tensor on the CPU: what a check can look at."""
+    return isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.device.type == "cpu"

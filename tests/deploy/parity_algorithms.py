@@ -1,0 +1,37 @@
+"""The algorithms of the parity test, in float64, and the federation they train on; used on both sides of the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import fedge
+from fedge.core import Algorithm
+
+CLIENTS, ROUNDS, COHORT, SEED = 10, 3, 6, 5
+
+
+def federation() -> fedge.Federation:
+    data = fedge.data.load("digits")
+    wide = fedge.data.Data(data.train_x.double(), data.train_y, data.test_x.double(), data.test_y, data.classes)
+    return fedge.Federation(wide, fedge.partition.labels_per_client(data.train_y, CLIENTS, labels=2, seed=0))
+
+
+def _inner(outputs: int) -> dict[str, Callable[[], Algorithm]]:
+    def model():
+        return fedge.models.mlp(64, (8,), outputs, seed=1).double()
+
+    options = {"epochs": 1, "batch_size": 20}
+    product = {"curvature": "product", "source": "gradient", "matrix": "gauss_newton", "damping": 0.1}
+    return {
+        "FedAvg": lambda: fedge.FedAvg(model(), lr=0.1, **options),
+        "FedDANE": lambda: fedge.FedDANE(model(), lr=0.05, mu=0.1, **options),
+        "Fisher diagonal": lambda: fedge.FisherLBFGS(model(), memory=2, **options),
+        "Fisher product": lambda: fedge.FisherLBFGS(model(), memory=2, **product, **options),
+    }
+
+
+def algorithms() -> dict[str, Algorithm]:
+    plain = {name: make() for name, make in _inner(10).items()}
+    ova = {f"FedOVA over {name}": fedge.FedOVA(make(), classes=10) for name, make in _inner(2).items()}
+    shared = {"Data sharing": fedge.DataSharing(_inner(10)["FedDANE"](), beta=0.1)}
+    return plain | ova | shared

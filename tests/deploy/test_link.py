@@ -1,0 +1,377 @@
+"""The link and the app of a device, on real Flower messages in one process: a fault costs one client, and is named."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+import fedge
+from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app
+from fedge.deploy.envelope import pack, unpack
+from fedge.engine import Loopback, TooFewReplies, wire
+from tests.cases import algorithms, close, ragged, toy_data, toy_model
+
+FEDERATION = ragged(toy_data())
+CLIENTS = FEDERATION.clients
+
+
+def load(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mine = FEDERATION.examples(client)
+    return FEDERATION.data.train_x[mine], FEDERATION.data.train_y[mine]
+
+
+class Yard(Grid):
+    """Nodes in this process. A node is an app and its memory; `faults` changes what a node answers."""
+
+    def __init__(self, app: Any, partitions: Iterable[Any] = range(CLIENTS)) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self.contexts = app, {}
+        self.faults: dict[int, Callable[[Message], Message | None]] = {}
+        self.replies: dict[str, Message] = {}
+        self.numbers = itertools.count(1)
+        self.stuck = -1  # the node of an answer that cannot be pulled, nor given up
+        for partition in partitions:
+            self.join(partition)
+
+    def join(self, partition: Any, node: int | None = None) -> int:
+        """A node, or the same one again without its memory."""
+        node = 100 + len(self.contexts) if node is None else node
+        config = {} if partition is None else {"partition-id": partition}
+        self.contexts[node] = Context(1, node, config, RecordDict(), {})
+        return node
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(next(self.numbers))
+            sent.append(message.metadata.message_id)
+            node = message.metadata.dst_node_id
+            reply = self.app(message, self.contexts[node])
+            if node in self.faults:
+                reply = self.faults[node](reply)
+            if reply is not None:
+                self.replies[message.metadata.message_id] = reply
+        return sent
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if any(self.replies[one].metadata.src_node_id == self.stuck for one in message_ids if one in self.replies):
+            time.sleep(20)
+        return [self.replies.pop(one) for one in list(message_ids) if one in self.replies]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    create_message = set_run = run = send_and_receive  # type: ignore[assignment]
+
+
+def link_to(yard: Yard, algorithm: Any, said: list[str] | None = None, wanted: int = CLIENTS, **options: Any):
+    roster = Roster(yard, CLIENTS, [""], (said if said is not None else []).append)
+    roster.wait(wanted, 0, 5)
+    return FlowerLink(algorithm, FEDERATION, yard, roster, **({"deadline": 5.0} | options))
+
+
+def trained(link: Any, algorithm: Any, rounds: int = 2) -> fedge.Run:
+    return fedge.train(algorithm, FEDERATION, rounds=rounds, cohort=5, seed=3, link=link)
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_it_agrees_with_the_loopback_link(name: str) -> None:
+    algorithm = algorithms()[name]
+    over = trained(link_to(Yard(client_app(algorithm, load)), algorithm), algorithm)
+    back = trained(Loopback(algorithm, FEDERATION), algorithm)
+    assert close(over.params, back.params) == 0
+    assert over.ledger.rows == back.ledger.rows
+    assert [record["dropped"] for record in over.history] == [[], []]
+    assert [record["seconds"] for record in over.history] != []
+
+
+ALGORITHM = fedge.FedDANE(toy_model(), lr=0.1, epochs=1, batch_size=4)
+
+
+def edited(edit: Callable[[Any], Any]) -> Callable[[Message], Message]:
+    def fault(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        if "seconds" in head:  # work, not the greeting
+            blobs = {name: wire.encode(edit(wire.decode(blob))) for name, blob in blobs.items()}
+            reply.content = pack(head, blobs)
+        return reply
+
+    return fault
+
+
+def replaced(make: Callable[[dict[str, Any]], RecordDict]) -> Callable[[Message], Message]:
+    def fault(reply: Message) -> Message:
+        head, _ = unpack(reply.content)
+        if "seconds" in head:
+            reply.content = make(head)
+        return reply
+
+    return fault
+
+
+def nan(answer: Any) -> Any:
+    for uploads in answer.values():
+        for upload, _ in uploads:
+            for part in upload.values():
+                for leaf in part.values():
+                    leaf.fill_(float("nan"))
+    return answer
+
+
+FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
+    "nan": (edited(nan), "is not finite"),
+    "rows": (edited(lambda answer: {7: answer[0]}), r"answered rows \[7\], asked were \[0\]"),
+    "too many": (edited(lambda answer: {0: answer[0] * 2}), "answered 2 uploads, asked were 1"),
+    "a list": (edited(lambda answer: [1, 2]), "the answer is a list, not uploads by row"),
+    "no weight": (
+        edited(lambda answer: {0: [(answer[0][0][0], "much")]}),
+        "not a list of uploads, each with its weight",
+    ),
+    "sparse": (edited(lambda a: {0: [(a[0][0][0], torch.ones(1).to_sparse())]}), "not a list of uploads"),
+    "complex": (edited(lambda a: {0: [(a[0][0][0], torch.ones(1) * 1j)]}), "not a list of uploads"),
+    "garbage": (replaced(lambda head: pack(head, {"0": b"\x00garbage"})), "the answer cannot be read, 8 bytes"),
+    "nothing": (replaced(lambda head: pack(head)), "the answer cannot be read, 0 bytes"),
+    "other names": (replaced(lambda head: pack(head, {"x": b""})), "invalid literal"),
+    "no head": (replaced(lambda head: RecordDict({})), "the message cannot be read"),
+    "error": (
+        lambda reply: Message(Error(1, "out of memory"), reply_to=reply),
+        r"Flower says: out of memory \(code 1\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_bad_answer_costs_one_client_and_is_named(kind: str) -> None:
+    fault, reason = FAULTS[kind]
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+
+    def reply_to_the_same(reply: Message) -> Message | None:
+        changed = fault(reply)
+        if changed is not None and changed is not reply:
+            changed.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return changed
+
+    cohort = trained(Loopback(ALGORITHM, FEDERATION), ALGORITHM, 1).history[0]["cohort"]
+    yard.faults[100 + cohort[1]] = reply_to_the_same
+    run = trained(link, ALGORITHM, 1)
+    (dropped,) = run.history[0]["dropped"]
+    assert (dropped["client"], dropped["task"]) == (cohort[1], "gradient")
+    assert re.search(reason, dropped["reason"]), dropped["reason"]
+    assert close(run.params, without(cohort[1]).params) == 0
+
+
+def without(client: int) -> fedge.Run:
+    """The same round in which that client is never asked."""
+    link = Loopback(ALGORITHM, FEDERATION)
+    jobs = link.population.jobs
+    link.population.jobs = lambda clients, *rest: jobs(clients[clients != client], *rest)
+    return trained(link, ALGORITHM, 1)
+
+
+def shaky(what: Callable[[], Any]) -> tuple[fedge.FedAvg, list[bool]]:
+    """FedAvg whose loss does something else when the flag is up."""
+    flag = [False]
+
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if flag[0]:
+            what()
+        return fedge.cross_entropy(logits, y)
+
+    return fedge.FedAvg(toy_model(), epochs=1, batch_size=4, loss=loss), flag
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+def divide() -> None:
+    1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (divide, r"task 'train', client 2, step 0: ZeroDivisionError: division by zero"),
+        (leave, "SystemExit: 3"),
+        (lambda: time.sleep(30), r"the work took longer than 0\.5 s"),
+    ],
+    ids=["raises", "exits", "hangs"],
+)
+def test_whatever_happens_inside_the_app_answers(what: Callable[[], Any], reason: str) -> None:
+    algorithm, flag = shaky(what)
+    app = client_app(algorithm, load)
+    yard = Yard(app)
+    link = link_to(yard, algorithm, deadline=1.0)
+
+    def only_two(message: Message, context: Context) -> Message:
+        flag[0] = context.node_config["partition-id"] == 2
+        return app(message, context)
+
+    yard.app = only_two
+    run = fedge.train(algorithm, FEDERATION, rounds=1, seed=0, link=link)
+    flag[0] = False
+    (dropped,) = run.history[0]["dropped"]
+    assert re.fullmatch(reason, dropped["reason"]), dropped["reason"]
+
+
+def test_a_node_that_does_not_answer_is_given_up_at_the_deadline() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=0.5)
+    yard.faults[103] = lambda reply: None
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert run.history[0]["dropped"] == [{"client": 3, "task": "gradient", "reason": "no answer within 0.5 s"}]
+
+
+def test_an_answer_that_blocks_when_it_is_pulled_costs_one_client() -> None:
+    """As one does that a node was uploading when it died: Flower tries for minutes."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=2.0)
+    yard.stuck = 102
+    begin = time.monotonic()
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert run.history[0]["dropped"] == [{"client": 2, "task": "gradient", "reason": "no answer within 2 s"}]
+    assert time.monotonic() - begin < 15
+
+
+def test_an_error_of_the_grid_itself_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+
+    def stopped(message_ids: Iterable[str]) -> Iterable[Message]:
+        raise ConnectionError("the run was stopped")
+
+    monkeypatch.setattr(yard, "pull_messages", stopped)
+    with pytest.raises(ConnectionError, match="the run was stopped"):
+        fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+
+
+def test_too_few_good_replies_is_an_error() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=0.5, min_replies=6)
+    for node in (101, 103):
+        yard.faults[node] = lambda reply: None
+    with pytest.raises(
+        TooFewReplies, match=r"round 1: task 'gradient' has 5 good uploads, 6 needed \(client 1: no answer"
+    ):
+        fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+
+
+def test_a_node_that_is_not_there_costs_nothing_and_may_join_later() -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), range(CLIENTS - 1))
+    link = link_to(yard, ALGORITHM, said)
+    first = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    reason = {"client": 6, "task": "gradient", "reason": "its node is not connected"}
+    assert first.history[0]["dropped"] == [reason]
+    full = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0)
+    assert first.ledger[0].down == full.ledger[0].down * 6 // 7
+    yard.join(6)
+    second = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link, start=first)
+    assert second.history[1]["dropped"] == []
+    assert said == ["6 of 7 nodes are connected"]
+
+
+def test_a_node_that_was_started_anew_in_a_round_says_so_and_takes_part_in_the_next() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    work = yard.app
+
+    def forgetful(message: Message, context: Context) -> Message:
+        head, _ = unpack(message.content)
+        if head.get("at", [0, 0, 0])[1:] == [1, 1] and context.node_id == 104:
+            context.state = RecordDict()
+        return work(message, context)
+
+    yard.app = forgetful
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=2, seed=0, link=link)
+    (dropped,) = run.history[0]["dropped"]
+    assert (dropped["client"], dropped["task"]) == (4, "solve")
+    assert dropped["reason"] == "this node does not hold 'params' of round 1 any more: it was started anew"
+    assert run.history[1]["dropped"] == []
+
+
+def test_shared_examples_are_sent_again_to_a_node_that_lost_them() -> None:
+    algorithm = fedge.DataSharing(fedge.FedAvg(toy_model(), epochs=1, batch_size=4), beta=0.3)
+    yard = Yard(client_app(algorithm, load))
+    link = link_to(yard, algorithm)
+    first = fedge.train(algorithm, FEDERATION, rounds=1, seed=0, link=link)
+    yard.join(5, node=105)
+    run = first
+    for _ in range(2):
+        state = link._shared, link._owed  # a run that goes on replays its setup: here the node is lost after it
+        share, link.share = link.share, lambda at, beta: None
+        run = fedge.train(algorithm, FEDERATION, rounds=1, seed=0, link=link, start=run)
+        link.share = share
+        assert state[0] == link._shared
+    (dropped,) = run.history[1]["dropped"]
+    assert dropped["client"] == 5
+    assert "lost the examples that were shared and is sent them again" in dropped["reason"]
+    assert run.history[2]["dropped"] == []
+
+
+def test_who_a_node_is_must_be_clear() -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), [0, 1, 1, 9, None, -1, True])
+    link_to(yard, ALGORITHM, said, wanted=2)
+    text = "\n".join(said)
+    assert "node 102 is left out: node 101 is client 1 already" in text
+    assert re.search(r"node 103 is left out: .*IndexError|node 103 is left out: its partition-id is 9", text)
+    for node in (104, 105, 106):
+        assert re.search(rf"node {node} is left out: partition-id is .*, it must be a whole number from 0", text)
+    assert "2 of 2 nodes are connected" in text
+
+
+@pytest.mark.parametrize("rows", [None, "all", {"": "all"}, {"": [[1]]}, {"other": [1]}])
+def test_a_node_that_tells_nonsense_of_its_rows_is_left_out(rows: Any) -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), range(2))
+
+    def nonsense(reply: Message) -> Message:
+        reply.content = pack({"client": 1, "examples": 3, "rows": rows})
+        return reply
+
+    yard.faults[101] = nonsense
+    link_to(yard, ALGORITHM, said, wanted=1)
+    assert said[0].startswith("node 101 is left out: it did not say which rows it holds")
+
+
+def test_without_any_node_there_is_no_run() -> None:
+    with pytest.raises(NodesMissing, match="no node of 7 connected within 0 s"):
+        link_to(Yard(client_app(ALGORITHM, load), []), ALGORITHM)
+
+
+def test_a_device_without_the_algorithm_says_which_it_has() -> None:
+    yard = Yard(client_app({"": ALGORITHM}, load))
+    link = link_to(yard, ALGORITHM, min_replies=1)
+    yard.app = client_app({"other": ALGORITHM}, load)
+    with pytest.raises(TooFewReplies, match=r"this node has no algorithm '', only \['other'\]"):
+        fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+
+
+def test_what_a_device_cannot_build_reaches_the_server() -> None:
+    said: list[str] = []
+
+    def broken() -> Any:
+        raise ImportError("no module named sensors")
+
+    with pytest.raises(NodesMissing):
+        link_to(Yard(client_app(broken, load)), ALGORITHM, said)
+    assert "node 100 is left out: ImportError: no module named sensors" in said
+
+
+def test_a_deadline_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="deadline is 0"):
+        link_to(Yard(client_app(ALGORITHM, load)), ALGORITHM, deadline=0)
