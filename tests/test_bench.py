@@ -9,8 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.speed import page
 from fedge.bench import WORKLOADS, Timing, plain_round
 from fedge.bench.check import TOLERANCE, check
+from fedge.bench.flops import flops
 from fedge.cli.app import app
 
 
@@ -21,6 +23,14 @@ def test_bench_prints_figures() -> None:
     assert timing["workload"] == "B"
     assert len(timing["seconds"]) == len(timing["plain"]) == 2
     assert timing["ratio"] > 0
+    assert timing["flops"] == 5 * sum(timing_examples(20)) * (2 * (64 * 32 + 32 * 10) * 2 + 2 * 32 * 10)
+    assert 0 <= timing["outside"] < 1
+    assert timing["flops_a_second"] == timing["flops"] / timing["median"]
+
+
+def timing_examples(cohort: int) -> list[int]:
+    _, federation = WORKLOADS["B"].build(False)
+    return [len(federation.examples(client)) for client in range(cohort)]
 
 
 def test_an_unknown_workload_is_one_line() -> None:
@@ -59,3 +69,17 @@ def test_the_plain_loop_does_the_same_work(name: str) -> None:
 def test_engines_agree() -> None:
     for algorithm, engine, gap in itertools.islice(check("cpu"), 6):
         assert gap < TOLERANCE, (algorithm, engine)
+
+
+def test_the_pages_of_the_figures_are_up_to_date() -> None:
+    """After new figures: python -m benchmarks.speed."""
+    assert (page.HERE / "README.md").read_text("utf-8") == page.page()
+    assert (page.ROOT / "README.md").read_text("utf-8") == page.readme()
+
+
+def test_arithmetic_is_counted_by_hand() -> None:
+    """MLP 64-32-10: forwards 2 (64 32 + 32 10), backwards the weights' share again and the second layer's input."""
+    algorithm, federation = WORKLOADS["C"].build(False)
+    one = 2 * (64 * 32 + 32 * 10) * 2 + 2 * 32 * 10
+    assert flops(algorithm, federation, 200) == 200 * 14 * one
+    assert flops(*WORKLOADS["G"].build(False), 20) is None

@@ -1,0 +1,69 @@
+"""Does a round's time follow the work? Cohorts of 10, 500 and 1000, populations of 1e4 and 1e6, and the start.
+
+    python -m benchmarks.scaling
+
+The workload is C's (digits, MLP 64-32-10, 14 examples a client, one epoch), on one CPU thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+
+import fedge
+from fedge.core import drive
+from fedge.engine import Simulator
+from fedge.handle import parameters
+from fedge.train import cohorts
+
+START = """
+import time; begin = time.perf_counter()
+from fedge.bench import WORKLOADS
+from fedge.bench.timing import round_of
+round_of(WORKLOADS["B"], "cpu")()
+print(time.perf_counter() - begin)
+"""
+
+
+def seconds_a_round(clients: int, cohort: int, rounds: int = 15) -> float:
+    data = fedge.data.load("digits")
+    index = np.random.default_rng(0).integers(0, len(data.train_y), (clients, 14))
+    federation = fedge.Federation(data, list(index))
+    algorithm = fedge.FedAvg(fedge.models.mlp(seed=0), epochs=1, batch_size=10)
+    link, draw = Simulator(algorithm, federation), cohorts(clients, cohort)
+    state, found = algorithm.init(parameters(algorithm.model)), []
+    for number in range(1, rounds + 1):
+        begin = time.perf_counter()
+        with link.working():
+            state, _ = drive(algorithm.round(state), link, 0, number, draw)
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[rounds // 3 :])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    starts = [
+        float(subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    cohort = {size: seconds_a_round(2000, size) for size in (10, 500, 1000)}
+    people = {size: seconds_a_round(size, 100) for size in (10_000, 1_000_000)}
+    figures = [
+        ("import to the end of the first round of B, s", statistics.median(starts), 3.0),
+        ("t(cohort 1000) / (100 t(cohort 10))", cohort[1000] / (100 * cohort[10]), 1.2),
+        ("t(cohort 1000) / t(cohort 500)", cohort[1000] / cohort[500], 2.4),
+        ("t(population 1e6) / t(population 1e4), cohort 100", people[1_000_000] / people[10_000], 1.5),
+    ]
+    for name, value, limit in figures:
+        print(f"{'ok ' if value <= limit else 'NO '} {value:8.3f}  (at most {limit:g})  {name}")
+    print("ms a round:", {size: round(1e3 * value, 2) for size, value in (cohort | people).items()})
+    sys.exit(any(value > limit for _, value, limit in figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `fedge bench --json` printed, and the pages made of it."""
