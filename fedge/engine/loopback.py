@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply
-from fedge.engine import wire
+from fedge.engine import replies, wire
 from fedge.engine.collect import Collector
 from fedge.engine.local import LocalLink
 from fedge.engine.worker import Worker
@@ -42,12 +42,7 @@ class Loopback(LocalLink):
     def _expect(self, ask: Ask, collector: Collector) -> None:
         one = {n: tree.take(p, 0) if collector.mean.rows else p for n, p in ask.send.items()}
         self._known |= one
-        missing = [name for name in ask.reuse if name not in self._known]
-        if missing:
-            raise ValueError(
-                f"task '{ask.tasks[0]}' reuses '{missing[0]}', which this cohort does not hold: send it, or list "
-                f"it in the task's `keeps` (held: {sorted(self._known)})"
-            )
+        replies.require_held(ask.tasks[0], ask.reuse, self._known)
         self._known |= collector.expect(self._known)
 
     def client(self, client: int, at: At, ask: Ask, request: bytes) -> bytes:
