@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Drop, Params, Reply, S, drive
+from fedge.engine.group import RankError
 from fedge.engine.ledger import Ledger
 from fedge.engine.replies import TooFewReplies
 from fedge.engine.simulator import Simulator
@@ -102,13 +103,15 @@ def _rounds(
         before = len(run.ledger)
         try:
             record = one_round(run, link, seed, number, draw)
-        except (Stop, TooFewReplies) as end:
+        except (Stop, TooFewReplies, RankError) as end:
             del run.ledger.rows[before:]
             run.stopped = True
             if isinstance(end, Stop):
                 break
             if log is not None:
                 log.end(run)
+            if isinstance(end, RankError):
+                raise
             raise TooFewReplies(f"round {number}: {end}") from end
         if judge is not None and (number % evaluate_every == 0 or number == last):
             record |= judge(run)

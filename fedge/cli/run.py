@@ -13,10 +13,11 @@ from rich.console import Console
 
 from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
-from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, rows, table, with_rounds
 from fedge.cli.text import to_json
+from fedge.cli.torchrun import program, stopping
+from fedge.engine.group import TIMEOUT, Group, RankLost, joined
 from fedge.experiment import Outcome, Plan, Watch, build, compare, plan
 from fedge.report import MissingExtra, headline, write_report
 
@@ -40,6 +41,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")] = True,
+    rank_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Under torchrun: how long to wait for another process.")
+    ] = TIMEOUT,
 ) -> None:
     """Train every algorithm of an experiment and compare them.
 
@@ -48,19 +52,23 @@ def run(
     Each algorithm gets its own folder in DIR, and all of them one report.
 
     Ctrl-C stops cleanly, and --resume goes on from there.
+
+    torchrun --nproc-per-node N -m fedge run shares the clients over N processes or GPUs.
     """
-    console = Console(stderr=json, quiet=quiet)
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
-    with one_line():
+    with one_line(), joined(rank_timeout) as group, one_line(group):
+        console = Console(stderr=json, quiet=quiet or not group.leads)
         _check_extras(tensorboard)
-        job = plan(experiment, chosen, out, resume)
+        job = group.first(lambda: plan(experiment, chosen, out, resume))
         again = _command(job.folder, tensorboard, report, quiet, json)
-        outcomes = _train(job, console, tensorboard, again)
-        found = _finish(job, outcomes, console, report, tensorboard)
-    if json:
-        typer.echo(to_json(found))
-    if any(outcome.failed for outcome in outcomes):
-        raise typer.Exit(FAILED)
+        outcomes = _train(job, console, tensorboard, again, group)
+        if group.leads:
+            found = _finish(job, outcomes, console, report, tensorboard)
+            if json:
+                typer.echo(to_json(found))
+        group.leave()
+        if any(outcome.failed for outcome in outcomes):
+            raise typer.Exit(FAILED)
 
 
 def _check_extras(tensorboard: bool) -> None:
@@ -69,19 +77,31 @@ def _check_extras(tensorboard: bool) -> None:
         raise MissingExtra("--tensorboard needs tensorboard: pip install 'fedge[report]'", name="tensorboard")
 
 
-def _train(job: Plan, console: Console, tensorboard: bool, again: str) -> list[Outcome]:
-    setup = build(job.experiment)
+def _train(job: Plan, console: Console, tensorboard: bool, again: str, group: Group) -> list[Outcome]:
+    with group.together():
+        setup = build(job.experiment)
     say(console, f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}")
     try:
-        with _display(job, console) as display, Interrupt(display.stopping) as interrupt:
-            watch: Watch = Boards(display, job.folder) if tensorboard else display
+        with _display(job, console) as display, stopping(group, display) as interrupt:
+            watch: Watch = Boards(display, job.folder) if tensorboard and group.leads else display
             outcomes = compare(
-                job.experiment, job.folder, resume=job.resume, watch=watch, stop=interrupt.wanted, setup=setup
+                job.experiment,
+                job.folder,
+                resume=job.resume,
+                watch=watch,
+                stop=interrupt.wanted,
+                setup=setup,
+                group=group,
             )
     except KeyboardInterrupt:
-        raise _stopped("Ended at once. The last checkpoints are", job, again) from None
+        raise _stopped("Ended at once. The last checkpoints are", job, again, group) from None
+    except RankLost as error:
+        told = f"{error}; the checkpoints are in {job.folder}, go on with: {again}"
+        raise fail(told, FAILED, group) from None
     if len(outcomes) < len(job.experiment.labels) or any(one.run is not None and one.run.stopped for one in outcomes):
-        raise _stopped("Stopped. The checkpoints are", job, again)
+        stopped = _stopped("Stopped. The checkpoints are", job, again, group)
+        group.leave()
+        raise stopped
     return outcomes
 
 
@@ -91,16 +111,17 @@ def _display(job: Plan, console: Console) -> Display:
     return Live(console, job.experiment.labels) if console.is_terminal else Lines(console)
 
 
-def _stopped(what: str, job: Plan, again: str) -> typer.Exit:
-    typer.echo(f"{what} in {job.folder}. Go on with:\n  {again}", err=True)
+def _stopped(what: str, job: Plan, again: str, group: Group) -> typer.Exit:
+    if group.leads:
+        typer.echo(f"{what} in {job.folder}. Go on with:\n  {again}", err=True)
     return typer.Exit(INTERRUPTED)
 
 
 def _command(folder: Path, tensorboard: bool, report: bool, quiet: bool, json: bool) -> str:
     """What a person types to go on; the rest is in the folder."""
     flags = {"--tensorboard": tensorboard, "--no-report": not report, "--quiet": quiet, "--json": json}
-    words = ["fedge", "run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
-    return shlex.join(words)
+    words = ["run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
+    return f"{program()} {shlex.join(words)}"
 
 
 def _finish(

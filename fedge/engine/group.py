@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from fedge.checks import positive
 
@@ -62,6 +63,9 @@ class Group:
         """Whether this rank is the one to report what all of them see; true for the first that asks."""
         return True
 
+    def leave(self) -> None:
+        """The end: wait until rank 0 has come here too, for torchrun ends all ranks when one of them fails."""
+
     def any(self, flag: bool) -> bool:
         """Whether it is true on some rank."""
         return any(self.gather(flag))
@@ -89,7 +93,7 @@ class Group:
 class Processes(Group):
     """The ranks of torch's default process group."""
 
-    def __init__(self, store: dist.Store | None = None) -> None:
+    def __init__(self, store: Any = None) -> None:
         if not dist.is_initialized():
             raise ValueError("torch.distributed has no process group: use `with fedge.engine.joined() as group`")
         self.rank, self.size, self.store = dist.get_rank(), dist.get_world_size(), store
@@ -132,17 +136,24 @@ class Processes(Group):
         there = torch.cuda.device_count()
         if device.index is not None and self.beside > 1:
             raise ValueError(f"device is '{device}' for {self.beside} processes: use 'cuda', and each gets its own")
-        if device.index is None and self.local >= there:
-            raise ValueError(f"{self.beside} processes need as many GPUs, there are {there}: start {there}, or use 'cpu'")
+        if device.index is None and self.beside > there:
+            raise ValueError(
+                f"{self.beside} processes need as many GPUs, there are {there}: start {there}, or use 'cpu'"
+            )
         chosen = torch.device("cuda", self.local if device.index is None else device.index)
         torch.cuda.set_device(chosen)
         return chosen
 
     def speaks(self) -> bool:
         try:
-            return self.store is None or self.store.add("said", 1) == 1
+            return self.store is None or self.store.add("fedge/said", 1) == 1
         except RuntimeError:
             return True
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            self.first(lambda: None)
+            dist.destroy_process_group()
 
 
 @contextmanager
@@ -167,18 +178,18 @@ def joined(timeout: float = TIMEOUT, environment: Mapping[str, str] = os.environ
     if int(environment.get("WORLD_SIZE", 1)) == 1:
         yield Group()
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    own = dist.PrefixStore("fedge", store)
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     threads = torch.get_num_threads()
     torch.set_num_threads(threads_of_a_rank(environment))
     try:
         with _peers():
             dist.init_process_group(
-                backend, store=own, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+                backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
             )
-        yield Processes(own)
-        dist.destroy_process_group()  # not after an error: a dead peer would be waited for
+        group = Processes(store)
+        yield group
+        group.leave()  # not after an error: a dead rank would be waited for
     finally:
         torch.set_num_threads(threads)
 
