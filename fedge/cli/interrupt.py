@@ -31,5 +31,6 @@ class Interrupt:
 
     def _first(self, number: int, frame: FrameType | None) -> None:
         self._wanted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._say()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._say()

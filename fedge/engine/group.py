@@ -7,6 +7,7 @@ that uses a group has to ask whether there is another rank.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -161,8 +162,9 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of any backend: a closed connection, a timeout
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        raise RankLost(f"another process of this run died or does not answer ({why[0][:120]})") from error
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = re.sub(r"^\[[^\]]*\]\s*", "", line)  # gloo begins with a place in its source
+        raise RankLost(f"another process of this run died or does not answer ({why[:120]})") from error
 
 
 @contextmanager
