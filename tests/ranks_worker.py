@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ PICTURES = ("fedavg", "fedova, fisher l-bfgs")  # convolutions are computed one 
 Make = Callable[[Algorithm[Any], fedge.Federation], Simulator]
 
 
+@cache
 def cases() -> dict[str, tuple[Algorithm[Any], fedge.Federation, dict[str, Any]]]:
     """Everything that must be the same on one process and on several."""
     flat, pictures = problem(image=False), problem(image=True)
