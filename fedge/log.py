@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -15,6 +16,7 @@ from fedge.core import Algorithm, S
 from fedge.engine.group import Group
 from fedge.engine.ledger import Row
 from fedge.engine.local import LocalLink
+from fedge.engine.memory import peak
 from fedge.federation import Federation
 from fedge.run import Record, Run
 from fedge.runfolder import RunFolder, RunFolderError, as_plain, versions
@@ -91,6 +93,7 @@ class Log:
         if not run.stopped:
             label = self.config.get("algorithm", {}).get("label", type(run.algorithm).__name__)
             about = {"name": self.name, "algorithm": label, "device": str(self.link.device), "versions": versions()}
+            about["peak_memory_bytes"] = peak(torch.device(self.link.device))
             self.folder.finish(about | run.summary())
 
 

@@ -62,15 +62,23 @@ def algorithms(image: bool) -> dict[str, Algorithm[Any]]:
     }
 
 
-def engines(algorithm: Algorithm[Any], federation: Federation, device: str) -> dict[str, Any]:
+COMPILED = ("fedavg", "fedavg adam", "fedova")  # those that a GPU also tries compiled, which takes a while
+
+
+def engines(name: str, algorithm: Algorithm[Any], federation: Federation, device: str) -> dict[str, Any]:
     found = {
-        "plain loop": lambda: Simulator(algorithm, federation, chunk=1),
+        "one by one": lambda: Simulator(algorithm, federation, chunk=1, workers=1),
+        "three workers": lambda: Simulator(algorithm, federation, chunk=1, workers=3),
         "stacked": lambda: Simulator(algorithm, federation, chunk=100),
+        "stacked, autograd": lambda: Simulator(algorithm, federation, chunk=100, written=False),
         "stacked in chunks": lambda: Simulator(algorithm, federation, chunk=3),
     }
     if device != "cpu":
         found[device] = lambda: Simulator(algorithm, federation, device=device)
         found[f"{device} in chunks"] = lambda: Simulator(algorithm, federation, device=device, chunk=3)
+        found[f"{device}, autograd"] = lambda: Simulator(algorithm, federation, device=device, written=False)
+        if name in COMPILED:
+            found[f"{device}, compiled"] = lambda: Simulator(algorithm, federation, device=device, compile=True)
     return found
 
 
@@ -81,7 +89,7 @@ def check(device: str = "cpu") -> Iterator[tuple[str, str, float]]:
         for name, algorithm in algorithms(image).items():
             settings: dict[str, Any] = {"rounds": 3, "cohort": 6, "seed": 5, "evaluate_every": 3}
             reference = train(algorithm, federation, link=Loopback(algorithm, federation), **settings).params
-            for engine, make in engines(algorithm, federation, device).items():
+            for engine, make in engines(name, algorithm, federation, device).items():
                 found = train(algorithm, federation, link=make(), **settings).params
                 gap = max(float((found[key].cpu() - reference[key]).abs().max()) for key in reference)
                 yield f"{name} ({'convolutions' if image else 'mlp'})", engine, gap

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from fedge.bench.flops import flops
 from fedge.bench.plain import plain_round
 from fedge.bench.workloads import Workload
 from fedge.core import drive
 from fedge.engine import Simulator
+from fedge.engine.memory import peak
+from fedge.engine.trace import WARM
 from fedge.handle import parameters
 from fedge.train import cohorts
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a round: ours and the plain loop's, every repeat; and the time to the end of the first round."""
+    """Seconds a round: ours and the plain loop's, every repeat; and the time to the end of the first round.
+
+    `flops` is the arithmetic of a round, forwards and backwards, None where it is not counted. `outside` is the share
+    of a round in which no kernel runs, on any core, as torch's profiler sees it.
+    """
 
     workload: str
     device: str
@@ -29,6 +39,13 @@ class Timing:
     first: float
     threads: int
     plain_threads: int
+    flops: int | None = None
+    outside: float | None = None
+    peak_memory: int = 0
+
+    @property
+    def flops_a_second(self) -> float | None:
+        return None if self.flops is None else self.flops / self.median
 
     @property
     def median(self) -> float:
@@ -44,15 +61,18 @@ def measure(
     workload: Workload, device: str, repeats: int = 5, plain: bool = True, threads: tuple[int, int] | None = None,
     **engine: Any,
 ) -> Timing:  # fmt: skip
-    """Rounds of ours and of the loop in turns; `threads` = (ours, the loop's), by default all for both."""
-    ours_threads, plain_threads = threads or (torch.get_num_threads(), torch.get_num_threads())
+    """Rounds of ours and of the loop in turns; `threads` = (ours, the loop's), by default what suits each."""
+    every = torch.get_num_threads()
+    ours_threads, plain_threads = threads or (every, min(every, workload.loop_threads or every))
     torch.set_num_threads(ours_threads)
     begin = time.perf_counter()
     step = round_of(workload, device, **engine)
     step()
     first = time.perf_counter() - begin
-    for _ in range(3):
-        step()
+    for _ in range(WARM["cpu"]):
+        timed(step, device)
+        if time.perf_counter() - begin > 20:
+            break
     loop = _loop(workload, device) if plain else None
     ours: list[float] = []
     theirs: list[float] = []
@@ -62,7 +82,24 @@ def measure(
             theirs.append(timed(loop, device))
         torch.set_num_threads(ours_threads)
         ours.append(timed(step, device))
-    return Timing(workload.name, device, ours, theirs, first, ours_threads, plain_threads)
+    outside = _outside(step, device)
+    arithmetic = flops(*workload.build(device != "cpu"), workload.cohort)
+    memory = peak(torch.device(device))
+    return Timing(workload.name, device, ours, theirs, first, ours_threads, plain_threads, arithmetic, outside, memory)
+
+
+def _outside(step: Callable[[], Any], device: str) -> float:
+    """1 - (time in kernels) / (time of a round, times the cores at work)."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it prints otherwise
+    gpu = device != "cpu"
+    activities = [ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]
+    with warnings.catch_warnings(), profile(activities=activities) as found:
+        warnings.simplefilter("ignore")
+        seconds = timed(step, device)
+    events = found.key_averages()
+    busy = sum(one.self_device_time_total if gpu else one.self_cpu_time_total for one in events) * 1e-6
+    cores = 1 if gpu else max(1, len({one.thread for one in found.events() or [] if one.self_cpu_time_total > 0}))
+    return max(0.0, 1.0 - float(busy) / (seconds * cores))
 
 
 def round_of(workload: Workload, device: str, kind: type[Simulator] = Simulator, **engine: Any) -> Callable[[], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ def bench(
     names: Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD]...")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that are timed; the median counts.")] = 5,
-    precision: Annotated[str, typer.Option(help="fp32, or tf32 on a GPU.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, or tf32 or bf16 on a GPU.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
     plain: Annotated[bool, typer.Option("--plain/--no-plain", help="Time the plain loop too.")] = True,
     agree: Annotated[bool, typer.Option("--check", help="Compare the results of all engines instead.")] = False,
@@ -65,16 +66,27 @@ def _one(name: str, device: str, repeats: int, plain: bool, options: dict[str, A
 
 
 def _figures(timing: Timing) -> dict[str, Any]:
-    return {**asdict(timing), "median": timing.median, "ratio": timing.ratio}
+    derived = {"median": timing.median, "ratio": timing.ratio, "flops_a_second": timing.flops_a_second}
+    return asdict(timing) | derived
 
 
 def _table(timings: list[Timing]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("workload", "device", "s a round", "times faster than the loop", "first round, s"):
+    columns = ("workload", "device", "s a round", "loop, s", "times faster", "GFLOP/s", "outside kernels", "first, s")
+    for column in columns:
         table.add_column(column, justify="left" if column in ("workload", "device") else "right")
     for one in timings:
-        ratio = "–" if one.ratio is None else f"{one.ratio:.1f}"
-        table.add_row(one.workload, one.device, f"{one.median:.4f}", ratio, f"{one.first:.1f}")
+        rate, plain = one.flops_a_second, statistics.median(one.plain) if one.plain else None
+        table.add_row(
+            one.workload,
+            one.device,
+            f"{one.median:.4f}",
+            "–" if plain is None else f"{plain:.3f}",
+            "–" if one.ratio is None else f"{one.ratio:.1f}",
+            "–" if rate is None else f"{rate / 1e9:.0f}",
+            "–" if one.outside is None else f"{one.outside:.0%}",
+            f"{one.first:.1f}",
+        )
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -58,6 +59,7 @@ def run(
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
     with one_line(), joined(rank_timeout) as group, one_line(group):
         console = Console(stderr=json, quiet=quiet or not group.leads)
+        logging.getLogger("fedge").setLevel(logging.WARNING if group.leads else logging.ERROR)
         _check_extras(tensorboard)
         job = group.first(lambda: plan(experiment, chosen, out, resume))
         again = _command(job.folder, tensorboard, report, quiet, json)

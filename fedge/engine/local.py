@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedge.checks import at_least_one, choice, nearest, positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply, Task
@@ -95,14 +96,18 @@ class LocalLink(ABC):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Within it torch uses the threads that suit the model, and fp32 means fp32: no TF32 unless asked for."""
+        """Within it torch uses the threads that suit the model, and fp32 means fp32: no TF32 unless asked for.
+
+        Attention is computed by its formula: the fused kernels cannot be vectorised over clients.
+        """
         threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
         cudnn = torch.backends.cudnn.allow_tf32
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         try:
-            yield
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
         finally:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(matmul)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 
 import torch
@@ -16,8 +17,8 @@ class Budget:
     """A chunk size from the model, the batch and the free memory.
 
     A job holds about six copies of the parameters (sent, carry, gradient, their successors, upload) and three of the
-    activations of its batch. On a CPU, convolutions are better off one client at a time: at the batch sizes of clients
-    the grouped convolution that vmap makes of them is slower than a loop.
+    activations of its batch, among which are the patches that convolutions are made of. On a CPU, convolutions are
+    better off one client at a time: at the batch sizes of clients they are slower batched than in a loop.
     """
 
     def __init__(self, handle: Handle, example: Tensor, device: torch.device) -> None:
@@ -41,6 +42,24 @@ class Budget:
         return max(1, self.memory // (job + width * example))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a computation failed for want of memory; on a CPU torch says so only in words."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory")
+    )
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes held at a time so far: by torch on a GPU, by the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0  # not known there
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def useful_threads(handle: Handle) -> int:
     """One thread for a small model without convolutions: its operations are too short to be worth sharing."""
     small = tree.size(parameters_of(handle)) < 200_000 and not has_convolutions(handle.module)
@@ -62,6 +81,8 @@ def _activations(handle: Handle, params: tree.Params, example: Tensor) -> int:
     def note(module: nn.Module, args: object, out: object) -> None:
         nonlocal count
         count += out.numel() if isinstance(out, Tensor) else 0
+        if isinstance(module, nn.Conv2d) and isinstance(out, Tensor):
+            count += out[0, 0].numel() * module.weight[0].numel()
 
     hooks = [m.register_forward_hook(note) for m in handle.module.modules() if not [*m.children()]]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -18,11 +19,13 @@ from fedge.engine.crew import Crew
 from fedge.engine.fold import Stacked, Upload, fold_one, one_step
 from fedge.engine.ledger import Row, payload_bytes
 from fedge.engine.local import LocalLink
-from fedge.engine.memory import Budget
+from fedge.engine.memory import Budget, is_out_of_memory
 from fedge.engine.population import Jobs
 from fedge.engine.trace import Traced
 from fedge.federation import Federation
 from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle
+
+log = logging.getLogger("fedge")
 
 FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to draw them
 
@@ -30,9 +33,11 @@ FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to dra
 class Simulator(LocalLink):
     """A link whose clients live on this device, computed `chunk` jobs at a time.
 
-    Examples stay on the device. A chunk of jobs is stacked and folded with vmap, ragged clients masked; a streaming
-    mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is a plain loop, which is
-    what convolutions on a CPU want; by default the chunk is chosen from the model and the free memory.
+    Examples stay on the device. A chunk of jobs is stacked and folded at once, ragged clients masked; a streaming
+    mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
+    `workers` threads side by side (one a core), which is what convolutions on a CPU want; by default the chunk is
+    chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU;
+    `written=False` leaves every gradient to autograd, as it is for models that are not a chain of known layers.
     """
 
     def __init__(
@@ -44,16 +49,19 @@ class Simulator(LocalLink):
         chunk: int | None = None,
         compile: bool = False,
         written: bool = True,
+        workers: int | None = None,
         **options: Any,
     ) -> None:
         at_least_one("chunk", chunk, optional=True)
+        at_least_one("workers", workers, optional=True)
         self.chunk, self.compile, self.written = chunk, compile, written
         self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
         super().__init__(algorithm, federation, device=device, **options)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}
-        workers = torch.get_num_threads() if self.loops else 1
+        workers = (workers or torch.get_num_threads()) if self.loops else 1
+        self.halved = False
         self.crew = Crew(workers, lambda: algorithm.tasks(self.make_handle(algorithm)))
         self.threads = 1 if workers > 1 else self.threads
         self.forget()
@@ -65,6 +73,7 @@ class Simulator(LocalLink):
                 return WrittenHandle(algorithm.model, algorithm.loss, self.device, **options)
             except NotAChain as reason:
                 self.slower = str(reason)
+                _tell(self.slower)
         if self.precision == "bf16":
             raise ValueError(f"precision is 'bf16', which needs a chain of known layers: {self.slower}; use 'tf32'")
         kind = FastHandle if self.device.type == "cuda" else Handle
@@ -114,8 +123,7 @@ class Simulator(LocalLink):
         shared = self.loops and 1 < self.crew.workers <= len(jobs.clients)
         known = all(name in self._steps and self._steps[name].recorded for name in ask.tasks)
         for part in chunks if not shared else islice(chunks, 0 if known else 1):  # workers record nothing
-            positions = part.positions.to(self.device)
-            yield part, positions, self._fold(at, ask, tasks, part)
+            yield from self._sparing(at, ask, tasks, part)
         if not shared:
             return
 
@@ -124,6 +132,35 @@ class Simulator(LocalLink):
 
         for part, done in self.crew.map(work, chunks):
             yield part, part.positions, done
+
+    def _sparing(self, at: At, ask: Ask, tasks: list[Task], part: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Upload]]]:
+        """A chunk; if there is no memory for it, in two halves, and from then on every chunk is half as large."""
+        try:
+            positions = part.positions.to(self.device)
+            done = self._fold(at, ask, tasks, part)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._halve(len(part.clients), error)
+        else:
+            yield part, positions, done
+            return
+        assert self.chunk is not None
+        for half in zip(*(leaf.split(self.chunk) for leaf in part), strict=True):
+            yield from self._sparing(at, ask, tasks, Jobs(*half))
+
+    def _halve(self, jobs: int, error: Exception) -> None:
+        self._folds.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if jobs == 1 or self.halved:
+            once = "once, after the chunk was halved" if self.halved else "for a single client"
+            raise MemoryError(
+                f"out of memory on {self.device} with {jobs} client(s) at a time, {once}: lower chunk= or the batch "
+                f"size, or use a device with more memory ({str(error).splitlines()[0]})"
+            ) from error
+        self.chunk, self.halved = -(-jobs // 2), True
+        log.warning("out of memory with %d clients at a time: going on with %d", jobs, self.chunk)
 
     @property
     def loops(self) -> bool:
@@ -259,6 +296,16 @@ class Simulator(LocalLink):
                     dropped.append(Drop(int(jobs.clients[job]), name, reason))
                     break
         return passed.nonzero().flatten(), dropped
+
+
+_TOLD: set[str] = set()
+
+
+def _tell(reason: str) -> None:
+    """Once for every reason: it is no error, but it costs time."""
+    if reason not in _TOLD:
+        _TOLD.add(reason)
+        log.warning("the model's gradient is left to autograd, which is slower: %s", reason)
 
 
 def _together(where: Mapping[Any, tuple[Params, int]], wanted: list[Any]) -> tuple[Params, list[int] | None]:

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Payload
+from fedge.engine.memory import is_out_of_memory
 from fedge.engine.rewrite import Update, call_directly, simplify, split_updates, update_in_place
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -88,6 +89,8 @@ class Traced:
             call_directly(graph)
             return graph.forward
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             warnings.warn(f"a step could not be recorded and runs slower: {error}", stacklevel=2)
             return lambda *leaves: pytree.tree_leaves(self.function(*pytree.tree_unflatten(list(leaves), spec)))
 
@@ -97,8 +100,13 @@ class Traced:
             try:
                 parted = copy.deepcopy(graph)
                 updates = split_updates(parted, carry)
-                return Captured(torch.compile(parted, dynamic=False), leaves, carry, updates)
+                captured = Captured(torch.compile(parted, dynamic=False), leaves, carry, updates)
+                graph.recompile()
+                check_same([leaves[i] for i in carry], graph.forward(*leaves), captured(*leaves))
+                return captured
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
                 warnings.warn(f"a step could not be compiled and runs as it was recorded: {line}", stacklevel=2)
         update_in_place(graph, carry, fuse=True)
@@ -109,6 +117,23 @@ class Traced:
             return pytree.tree_leaves(self.function(*pytree.tree_unflatten(list(leaves), spec)))
 
         return make_fx(flat)(*leaves)
+
+
+def check_same(before: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> None:
+    """Refuse a compiled step that does not do what the recorded one does, up to rounding.
+
+    It has happened, for a single job. What is compared is how far each part of the carry moved; the slack is that of
+    products in TF32, except in double precision.
+    """
+    for old, wanted, got in zip(before, expected, found, strict=True):
+        if not wanted.is_floating_point():
+            same = torch.equal(wanted, got)
+        else:
+            moved, gap = float((wanted - old).abs().max()), float((wanted - got).abs().max())
+            slack = 1e-7 if wanted.dtype == torch.float64 else 0.05
+            same = not gap > slack * moved + 1e-7 * float(wanted.abs().max())
+        if not same:
+            raise RuntimeError("compiled, it gives other results")
 
 
 def _alike(before: list[Tensor], after: list[Tensor]) -> bool:

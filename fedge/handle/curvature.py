@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from fedge.core import Params
 from fedge.handle.squares import Squares
 
 Losses = Callable[[Params], Tensor]  # params -> [B]
+
+_ONE_AT_A_TIME = threading.RLock()  # torch's forward mode has one state for all threads
 
 
 def sum_sq_grad(losses: Losses, params: Params, separable: list[str]) -> Params:
@@ -63,7 +66,8 @@ def sum_gauss_newton_product(
 
 
 def _jvp(function: Callable[[Any], Tensor], at: Any, along: Any) -> tuple[Tensor, Tensor]:
-    value, slope = jvp(function, (at,), (along,))[:2]
+    with _ONE_AT_A_TIME:
+        value, slope = jvp(function, (at,), (along,))[:2]
     return value, slope
 
 

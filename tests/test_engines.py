@@ -1,0 +1,212 @@
+"""Engines: every way to compute the same round, what they do when memory is short, and the batches they draw."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedge
+from fedge.bench.check import algorithms, problem
+from fedge.core import At, Task
+from fedge.engine import Loopback, Simulator
+from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys
+from fedge.engine.crew import Crew
+from fedge.engine.memory import Budget, peak
+from fedge.engine.trace import check_same
+from fedge.handle import parameters
+from fedge.keys import fold_array, fold_tensor
+from tests.cases import close, generator, ragged, toy_data, toy_model
+
+ENGINES = {
+    "stacked": {"chunk": 100},
+    "chunks": {"chunk": 3},
+    "autograd": {"chunk": 100, "written": False},
+    "one by one": {"chunk": 1, "workers": 1},
+    "workers": {"chunk": 1, "workers": 3},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("image", [False, True])
+def test_five_steps_in_single_precision(engine: str, image: bool) -> None:
+    """From one point, five local steps: the engines differ by rounding only."""
+    federation = problem(image)
+    data = federation.data
+    data = fedge.data.Data(data.train_x.float(), data.train_y, data.test_x.float(), data.test_y, 3)
+    federation = fedge.Federation(data, [federation.examples(k).numpy() for k in range(federation.clients)])
+    model = algorithms(image)["fedavg"].model.float()
+    algorithm = fedge.FedDANE(model, epochs=5, batch_size=None, lr=0.05)
+    runs = [
+        fedge.train(algorithm, federation, link=link, rounds=1, cohort=6, seed=5)
+        for link in (Simulator(algorithm, federation, **ENGINES[engine]), Loopback(algorithm, federation))
+    ]
+    assert close(runs[0].params, parameters(model)) > 1e-3
+    assert close(runs[0].params, runs[1].params) < 1e-5
+
+
+def test_the_number_of_workers_changes_no_bit() -> None:
+    federation = problem(True)
+    algorithm = algorithms(True)["fedavg"]
+    runs = [
+        fedge.train(algorithm, federation, rounds=3, cohort=6, link=Simulator(algorithm, federation, workers=workers))
+        for workers in (1, 2, 5)
+    ]
+    assert close(runs[0].params, runs[1].params) == close(runs[0].params, runs[2].params) == 0
+
+
+def test_recording_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run records at other steps than the one that never stopped."""
+    federation = ragged(toy_data())
+    for image in (False, True):
+        algorithm, shared = algorithms(image)["fedavg momentum"], problem(image)
+        found = []
+        for warm in (0, 10**9):
+            monkeypatch.setitem(fedge.engine.trace.WARM, "cpu", warm)
+            monkeypatch.setitem(fedge.engine.trace.WARM, "cuda", warm)
+            found.append(fedge.train(algorithm, shared, rounds=3, cohort=6).params)
+        assert close(*found) == 0
+    assert federation.clients == 7
+
+
+def test_a_crew_keeps_the_order_and_passes_errors_on() -> None:
+    crew = Crew(3, lambda: {"mine": Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n))})
+    assert [(job, done) for job, done in crew.map(lambda job, tasks: (job * job, list(tasks)), range(20))] == [
+        (job, (job * job, ["mine"])) for job in range(20)
+    ]
+
+    def fail(job: int, tasks: object) -> int:
+        if job == 7:
+            raise ValueError("seven")
+        return job
+
+    results = crew.map(fail, range(20))
+    assert [next(results)[0] for _ in range(7)] == list(range(7))
+    with pytest.raises(ValueError, match="seven"):
+        next(results)
+    assert [job for job, _ in crew.map(fail, range(3))] == [0, 1, 2]  # it can be used again
+
+
+def short_of_memory(link: Simulator, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let chunks of more than `most` jobs fail as a GPU would; returns the sizes that were tried."""
+    tried: list[int] = []
+    fold = link._fold
+
+    def fail(at, ask, tasks, jobs, record=True):
+        tried.append(len(jobs.clients))
+        if len(jobs.clients) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB")
+        return fold(at, ask, tasks, jobs, record)
+
+    monkeypatch.setattr(link, "_fold", fail)
+    return tried
+
+
+def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    algorithm, federation = fedge.FedAvg(toy_model(), epochs=2, batch_size=4), ragged(toy_data(), (15,) * 6)
+    expected = fedge.train(algorithm, federation, rounds=2, link=Loopback(algorithm, federation)).params
+    link = Simulator(algorithm, federation)
+    tried = short_of_memory(link, 4, monkeypatch)
+    with caplog.at_level(logging.WARNING, "fedge"):
+        found = fedge.train(algorithm, federation, rounds=2, link=link)
+    assert tried == [6, 3, 3, 3, 3]
+    assert [r.getMessage() for r in caplog.records] == ["out of memory with 6 clients at a time: going on with 3"]
+    assert close(found.params, expected) < 1e-10
+    assert link.settings()["chunk"] == 3  # a resumed run does not try the large chunk again
+
+
+@pytest.mark.parametrize(("most", "words"), [(1, "3 client"), (0, "3 client")])
+def test_a_second_lack_of_memory_ends_with_what_to_do(most: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, federation = fedge.FedAvg(toy_model()), ragged(toy_data(), (15,) * 6)
+    link = Simulator(algorithm, federation)
+    short_of_memory(link, most, monkeypatch)
+    with pytest.raises(MemoryError, match=words) as error:
+        fedge.train(algorithm, federation, rounds=1, link=link)
+    assert "lower chunk= or the batch size" in str(error.value)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, federation = fedge.FedAvg(toy_model()), ragged(toy_data())
+    link = Simulator(algorithm, federation)
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(link, "_fold", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        fedge.train(algorithm, federation, rounds=1, link=link)
+    assert not link.halved
+
+
+def test_patches_are_part_of_what_a_convolution_needs() -> None:
+    """The budget of a convolutional step covers what it holds: its largest tensors are the patches."""
+    model = fedge.models.fmnist_cnn()
+    link = Simulator(fedge.FedAvg(model), problem_of_images(), written=True)
+    _, example = Budget(link.handle, link.population.x[0], torch.device("cpu")).costs
+    patches = 4 * (25 * 28 * 28 + 400 * 14 * 14)
+    assert example > 3 * patches
+
+
+def problem_of_images() -> fedge.Federation:
+    x, y = torch.randn(20, 1, 28, 28, generator=generator()), torch.arange(20) % 10
+    return fedge.Federation(fedge.data.Data(x, y, x, y, 10), [np.arange(10), np.arange(10, 20)])
+
+
+def test_the_peak_of_memory_is_in_the_summary(tmp_path: Path) -> None:
+    algorithm, federation = fedge.FedAvg(toy_model()), ragged(toy_data())
+    fedge.train(algorithm, federation, rounds=1, out=tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory_bytes"]
+    assert 10**7 < found <= peak(torch.device("cpu"))
+
+
+def test_words_fold_alike_in_numpy_and_torch() -> None:
+    keys = fold_tensor(5, torch.arange(50))
+    words = torch.arange(50) * 3
+    expected = fold_tensor(keys, 4, words, 17)
+    found = fold_array(keys.numpy(), 4, words.numpy(), 17).view(np.int64)
+    assert found.tolist() == expected.tolist()
+    assert fold_array(-3, np.arange(9)).view(np.int64).tolist() == fold_tensor(-3, torch.arange(9)).tolist()
+
+
+@pytest.mark.parametrize("batch_size", [4, 100, None])
+def test_batches_drawn_by_numpy_are_those_drawn_on_a_device(batch_size: int | None) -> None:
+    sizes, epochs = torch.tensor([9, 7, 7, 2]), 3
+    clients = torch.tensor([8, 3, 5, 1])
+    examples = torch.arange(25) * 11
+    keys = client_keys(At(3, 2, 1), clients)
+    assert torch.equal(_draw(examples, sizes, keys, epochs), _draw_here(examples, sizes, keys, epochs))
+    task = Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n), epochs, batch_size)
+    schedule = Schedule(task, examples, sizes, keys)
+    for first, last, active in schedule.segments():
+        for one, other in zip(schedule._at(first, last, active), schedule._at_here(first, last, active), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_forward_mode_is_safe_in_many_threads() -> None:
+    """Products with the Gauss-Newton matrix by many workers at once; torch itself keeps one state for all threads."""
+    federation = problem(True)
+    algorithm = algorithms(True)["fisher l-bfgs, product"]
+    link = Simulator(algorithm, federation, chunk=1, workers=8)
+    found = fedge.train(algorithm, federation, rounds=3, link=link)
+    expected = fedge.train(algorithm, federation, rounds=3, link=Simulator(algorithm, federation, chunk=100))
+    assert close(found.params, expected.params) < 1e-10
+
+
+def test_a_compiled_step_with_other_results_is_refused() -> None:
+    before = [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.tensor(1)]
+    expected = [torch.ones(3), torch.ones(2, dtype=torch.float64), torch.tensor(2)]
+    check_same(before, expected, [torch.full((3,), 1.0004), expected[1] + 1e-12, torch.tensor(2)])
+    for place, wrong in (
+        (0, torch.zeros(3)),
+        (1, expected[1] + 1e-5),
+        (2, torch.tensor(1)),
+        (0, torch.full((3,), 1.2)),
+    ):
+        found = [*expected]
+        found[place] = wrong
+        with pytest.raises(RuntimeError, match="other results"):
+            check_same(before, expected, found)
