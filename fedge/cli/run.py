@@ -59,7 +59,8 @@ def run(
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
     with one_line(), joined(rank_timeout) as group, one_line(group):
         console = Console(stderr=json, quiet=quiet or not group.leads)
-        logging.getLogger("fedge").setLevel(logging.WARNING if group.leads else logging.ERROR)
+        if not group.leads:
+            logging.getLogger("fedge").setLevel(logging.ERROR)
         _check_extras(tensorboard)
         job = group.first(lambda: plan(experiment, chosen, out, resume))
         again = _command(job.folder, tensorboard, report, quiet, json)
