@@ -13,22 +13,33 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedge.core import Algorithm, S
+from fedge.engine.group import Group
 from fedge.engine.ledger import Row
+from fedge.engine.local import LocalLink
 from fedge.engine.memory import peak
 from fedge.federation import Federation
 from fedge.run import Record, Run
 from fedge.runfolder import RunFolder, RunFolderError, as_plain, versions
 
 
+def group_of(link: Any) -> Group:
+    """The processes behind a link; one that says nothing about them has one."""
+    group: Group = getattr(link, "group", LocalLink.group)
+    return group
+
+
 class Log:
-    """Keeps a run folder in step with a run."""
+    """Keeps a run folder in step with a run. Of several processes one writes; the others are told what it read."""
 
     def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: Any, every: int) -> None:
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
-        self.saved = -1
+        self.group, self.saved = group_of(link), -1
 
     def create(self, federation: Federation, run: Run[Any]) -> None:
         """The folder, with a first checkpoint: if that can be written, so can the later ones."""
+        self.group.first(lambda: self._create(federation, run))
+
+    def _create(self, federation: Federation, run: Run[Any]) -> None:
         self.folder.create(self.config, federation)
         self.folder.append(run.history, run.ledger.rows)
         self.save(run)
@@ -36,25 +47,34 @@ class Log:
     @property
     def resumable(self) -> bool:
         """False when the run was ended so early that it has to start over."""
+        return self.group.first(self._resumable)
+
+    def _resumable(self) -> bool:
         if not self.folder.path.is_dir():
             raise RunFolderError(f"there is no run to resume at {self.folder.path}")
         return self.folder.begun
 
     def reopen(self, algorithm: Algorithm[S], rounds: int) -> Run[S]:
         """The run as its checkpoint has it; `rounds` is how many it shall have in the end."""
-        content = self.folder.reopen(self.config)
-        if content["round"] > rounds:
-            there = f"{self.folder.path} has {content['round']} rounds already"
-            raise RunFolderError(f"{there}, {rounds} were asked for: ask for as many or more")
-        self.folder.write_config(self.config)
-        records, rows = self.folder.truncate(content["round"])
+        content, records, rows = self.group.first(lambda: self._reopen(rounds))
         self.link.restore(content["engine"])
         state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(self.link.device), content["state"])
         self.link.ledger.rows[:] = rows
         self.saved = content["round"]
         return Run(algorithm, state, self.link.handle, records, self.link.ledger)
 
+    def _reopen(self, rounds: int) -> tuple[dict[str, Any], list[Record], list[Row]]:
+        content = self.folder.reopen(self.config)
+        if content["round"] > rounds:
+            there = f"{self.folder.path} has {content['round']} rounds already"
+            raise RunFolderError(f"{there}, {rounds} were asked for: ask for as many or more")
+        self.folder.write_config(self.config)
+        records, rows = self.folder.truncate(content["round"])
+        return content, records, rows
+
     def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:
+        if not self.group.leads:
+            return
         self.folder.append([record], rows)
         if record["round"] % self.every == 0:
             self.save(run)
@@ -66,6 +86,8 @@ class Log:
 
     def end(self, run: Run[Any]) -> None:
         """A last checkpoint and, unless the run was stopped, the summary."""
+        if not self.group.leads:
+            return
         if self.saved != run.rounds:
             self.save(run)
         if not run.stopped:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Drop, Params, Reply, S, drive
+from fedge.engine.group import RankError
 from fedge.engine.ledger import Ledger
 from fedge.engine.replies import TooFewReplies
 from fedge.engine.simulator import Simulator
@@ -21,7 +22,7 @@ from fedge.evaluate import evaluate
 from fedge.federation import Federation
 from fedge.handle import cross_entropy, parameters
 from fedge.keys import COHORT, choose, fold
-from fedge.log import Log, describe, open_log
+from fedge.log import Log, describe, group_of, open_log
 from fedge.run import Record, Run
 from fedge.runfolder import RunFolderError
 
@@ -54,6 +55,7 @@ def train(
     20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
     rounds, and ends as if it had never stopped. `link` carries the phases; by default the vectorised simulator on
     `device`. `stop` is asked after every phase: if it says so, training ends at the last complete round.
+    On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
     _check_arguments(algorithm, federation, seed, device)
     for field_name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
@@ -76,7 +78,9 @@ def train(
         last = run.rounds + rounds
         if log is not None:
             log.create(federation, run)
-    judge = Judge(federation, link, evaluate_train)
+    leads = group_of(link).leads
+    judge = Judge(federation, link, evaluate_train) if leads else None
+    on_round = on_round if leads else None
     with link.working():
         _rounds(run, Interruptible(link, stop), judge, log, seed, draw, last, evaluate_every, on_round)
     return run
@@ -85,7 +89,7 @@ def train(
 def _rounds(
     run: Run[S],
     link: Any,
-    judge: Judge,
+    judge: Judge | None,
     log: Log | None,
     seed: int,
     draw: Draw,
@@ -99,15 +103,17 @@ def _rounds(
         before = len(run.ledger)
         try:
             record = one_round(run, link, seed, number, draw)
-        except (Stop, TooFewReplies) as end:
+        except (Stop, TooFewReplies, RankError) as end:
             del run.ledger.rows[before:]
             run.stopped = True
             if isinstance(end, Stop):
                 break
             if log is not None:
                 log.end(run)
+            if isinstance(end, RankError):
+                raise
             raise TooFewReplies(f"round {number}: {end}") from end
-        if number % evaluate_every == 0 or number == last:
+        if judge is not None and (number % evaluate_every == 0 or number == last):
             record |= judge(run)
         run.history.append(record)
         if log is not None:
@@ -131,7 +137,8 @@ class Interruptible:
     """A link that can be left between two phases."""
 
     def __init__(self, link: Any, stop: Callable[[], bool] | None) -> None:
-        self.link, self.stop = link, stop
+        self.link = link
+        self.stop = link.agreed(stop) if hasattr(link, "agreed") else stop  # several processes stop together
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
         answer: tuple[list[Reply], list[Drop]] = self.link.ask(at, asks, clients)

@@ -303,7 +303,7 @@ class Stopping:
     def __init__(self, looks: int) -> None:
         self.left = looks
 
-    def __call__(self, say: Any) -> Stopping:
+    def __call__(self, say: Any, also: Any = ()) -> Stopping:
         return self
 
     def __enter__(self) -> Stopping:
@@ -330,7 +330,7 @@ def final(folder: str) -> tuple[list[Any], list[dict[str, Any]]]:
 def test_stop_says_how_to_go_on_and_resume_ends_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--out", "whole").exit_code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("fedge.cli.run.Interrupt", Stopping(2))
+        patch.setattr("fedge.cli.torchrun.Interrupt", Stopping(2))
         stopped = run("--out", "part")
     assert stopped.exit_code == 130
     assert stopped.stderr == "Stopped. The checkpoints are in part. Go on with:\n" + (
@@ -347,7 +347,7 @@ def test_stop_says_how_to_go_on_and_resume_ends_the_same(monkeypatch: pytest.Mon
 
 def test_resume_without_a_folder_takes_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("fedge.cli.run.Interrupt", Stopping(2))
+        patch.setattr("fedge.cli.torchrun.Interrupt", Stopping(2))
         assert run().exit_code == 130
     result = run("--resume")
     assert result.exit_code == 0, result.output

@@ -102,10 +102,10 @@ def _outside(step: Callable[[], Any], device: str) -> float:
     return max(0.0, 1.0 - float(busy) / (seconds * cores))
 
 
-def round_of(workload: Workload, device: str, **engine: Any) -> Callable[[], Any]:
+def round_of(workload: Workload, device: str, kind: type[Simulator] = Simulator, **engine: Any) -> Callable[[], Any]:
     """A function that does the next round of the workload."""
     algorithm, federation = workload.build(device != "cpu")
-    link = Simulator(algorithm, federation, device=device, **engine)
+    link = kind(algorithm, federation, device=device, **engine)
     draw = cohorts(federation.clients, workload.cohort)
     params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
     state, number = algorithm.init(params), 0

@@ -9,6 +9,7 @@ import typer
 
 from fedge.data import DataError
 from fedge.engine.fold import StepError
+from fedge.engine.group import Group, RankError
 from fedge.engine.replies import TooFewReplies
 from fedge.engine.worker import ClientError
 from fedge.experiment import ExperimentError
@@ -21,20 +22,21 @@ INTERRUPTED = 130  # as shells count Ctrl-C
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
-    """Turn the errors that a person can do something about into one line."""
+def one_line(group: Group | None = None) -> Iterator[None]:
+    """Turn the errors that a person can do something about into one line, of several processes said by one."""
     try:
         yield
     except (DataError, ExperimentError, RunFolderError, ReportError) as error:
-        raise fail(str(error), ASKED) from None
-    except (MissingExtra, TooFewReplies, ClientError, StepError) as error:
-        raise fail(str(error), FAILED) from None
+        raise fail(str(error), ASKED, group) from None
+    except (MissingExtra, TooFewReplies, ClientError, StepError, RankError) as error:
+        raise fail(str(error), FAILED, group) from None
     except OSError as error:
-        raise fail(str(error), ASKED) from None
+        raise fail(str(error), ASKED, group) from None
 
 
-def fail(message: str, code: int) -> typer.Exit:
+def fail(message: str, code: int, group: Group | None = None) -> typer.Exit:
     """Say it on stderr; raise what comes back."""
-    typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-    typer.echo(" ".join(message.split()), err=True)
+    if group is None or group.speaks():
+        typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+        typer.echo(" ".join(message.split()), err=True)
     return typer.Exit(code)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +16,11 @@ from rich.console import Console
 
 from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
-from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, rows, table, with_rounds
 from fedge.cli.text import to_json
+from fedge.cli.torchrun import program, stopping
+from fedge.engine.group import TIMEOUT, Group, RankLost, joined
 from fedge.experiment import Outcome, Plan, Watch, build, compare, plan
 from fedge.report import MissingExtra, headline, write_report
 
@@ -40,6 +44,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")] = True,
+    rank_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Under torchrun: how long to wait for another process.")
+    ] = TIMEOUT,
 ) -> None:
     """Train every algorithm of an experiment and compare them.
 
@@ -48,19 +55,25 @@ def run(
     Each algorithm gets its own folder in DIR, and all of them one report.
 
     Ctrl-C stops cleanly, and --resume goes on from there.
+
+    torchrun --nproc-per-node N -m fedge run shares the clients over N processes or GPUs.
     """
-    console = Console(stderr=json, quiet=quiet)
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
-    with one_line():
+    with one_line(), joined(rank_timeout) as group, one_line(group):
+        console = Console(stderr=json, quiet=quiet or not group.leads)
+        if not group.leads:
+            logging.getLogger("fedge").setLevel(logging.ERROR)
         _check_extras(tensorboard)
-        job = plan(experiment, chosen, out, resume)
+        job = group.first(lambda: plan(experiment, chosen, out, resume))
         again = _command(job.folder, tensorboard, report, quiet, json)
-        outcomes = _train(job, console, tensorboard, again)
-        found = finish(job, outcomes, console, report, tensorboard)
-    if json:
-        typer.echo(to_json(found))
-    if any(outcome.failed for outcome in outcomes):
-        raise typer.Exit(FAILED)
+        outcomes = _train(job, console, tensorboard, again, group)
+        if group.leads:
+            found = finish(job, outcomes, console, report, tensorboard)
+            if json:
+                typer.echo(to_json(found))
+        if code := FAILED if any(outcome.failed for outcome in outcomes) else 0:
+            raise _leave(group, typer.Exit(code))
+        _leave(group, typer.Exit(0))
 
 
 def _check_extras(tensorboard: bool) -> None:
@@ -69,20 +82,40 @@ def _check_extras(tensorboard: bool) -> None:
         raise MissingExtra("--tensorboard needs tensorboard: pip install 'fedge[report]'", name="tensorboard")
 
 
-def _train(job: Plan, console: Console, tensorboard: bool, again: str) -> list[Outcome]:
-    setup = build(job.experiment)
+def _train(job: Plan, console: Console, tensorboard: bool, again: str, group: Group) -> list[Outcome]:
+    with group.together():
+        setup = build(job.experiment)
     say(console, f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}")
     try:
-        with display(job, console) as shown, Interrupt(shown.stopping) as interrupt:
-            watch: Watch = Boards(shown, job.folder) if tensorboard else shown
+        with display(job, console) as shown, stopping(group, shown) as interrupt:
+            watch: Watch = Boards(shown, job.folder) if tensorboard and group.leads else shown
             outcomes = compare(
-                job.experiment, job.folder, resume=job.resume, watch=watch, stop=interrupt.wanted, setup=setup
+                job.experiment,
+                job.folder,
+                resume=job.resume,
+                watch=watch,
+                stop=interrupt.wanted,
+                setup=setup,
+                group=group,
             )
     except KeyboardInterrupt:
-        raise stopped("Ended at once. The last checkpoints are", job, again) from None
+        raise stopped("Ended at once. The last checkpoints are", job, again, group) from None
+    except RankLost as error:
+        told = f"{error}; the checkpoints are in {job.folder}, go on with: {again}"
+        raise fail(told, FAILED, group) from None
     if len(outcomes) < len(job.experiment.labels) or any(one.run is not None and one.run.stopped for one in outcomes):
-        raise stopped("Stopped. The checkpoints are", job, again)
+        raise _leave(group, stopped("Stopped. The checkpoints are", job, again, group))
     return outcomes
+
+
+def _leave(group: Group, end: typer.Exit) -> typer.Exit:
+    """Wait for the other ranks; then a rank ends at once, for torch's threads may abort a process that winds down."""
+    group.meet()
+    if group.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.exit_code)
+    return end
 
 
 def display(job: Plan, console: Console) -> Display:
@@ -91,16 +124,17 @@ def display(job: Plan, console: Console) -> Display:
     return Live(console, job.experiment.labels) if console.is_terminal else Lines(console)
 
 
-def stopped(what: str, job: Plan, again: str) -> typer.Exit:
-    typer.echo(f"{what} in {job.folder}. Go on with:\n  {again}", err=True)
+def stopped(what: str, job: Plan, again: str, group: Group | None = None) -> typer.Exit:
+    if group is None or group.leads:
+        typer.echo(f"{what} in {job.folder}. Go on with:\n  {again}", err=True)
     return typer.Exit(INTERRUPTED)
 
 
 def _command(folder: Path, tensorboard: bool, report: bool, quiet: bool, json: bool) -> str:
     """What a person types to go on; the rest is in the folder."""
     flags = {"--tensorboard": tensorboard, "--no-report": not report, "--quiet": quiet, "--json": json}
-    words = ["fedge", "run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
-    return shlex.join(words)
+    words = ["run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
+    return f"{program()} {shlex.join(words)}"
 
 
 def finish(job: Plan, outcomes: Sequence[Outcome], console: Console, report: bool, tensorboard: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedge.checks import at_least_one, choice, nearest, positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply, Task
 from fedge.engine import replies
+from fedge.engine.group import Group
 from fedge.engine.ledger import Ledger
 from fedge.engine.memory import useful_threads
 from fedge.engine.population import Population
@@ -23,6 +24,8 @@ from fedge.handle import Handle, parameters
 
 class LocalLink(ABC):
     """A link whose clients are simulated here."""
+
+    group = Group()
 
     def __init__(
         self,
@@ -60,14 +63,17 @@ class LocalLink(ABC):
         answers: list[Reply] = []
         dropped: list[Drop] = []
         jobs = 0
-        for ask in asks:
-            reply, bad, done = self.one_ask(at, ask, clients)
+        for reply, bad, done in self.all_asks(at, asks, clients):
             answers.append(reply)
             dropped += bad
             jobs += done
         if jobs:  # none: nobody holds what was asked for
             replies.require(jobs - len(dropped), self.min_replies, asks[0].tasks[0], dropped)
         return answers, dropped
+
+    def all_asks(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> list[tuple[Reply, list[Drop], int]]:
+        """The asks of a phase, one after another."""
+        return [self.one_ask(at, ask, clients) for ask in asks]
 
     def named(self, ask: Ask) -> list[Task]:
         """The tasks of an ask; one that the algorithm does not have is an error that lists those it has."""
@@ -82,10 +88,11 @@ class LocalLink(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Choices that change the order of sums; a run that goes on makes them again."""
-        return {"threads": self.threads}
+        return {"threads": self.threads, "ranks": self.group.size}
 
     def restore(self, settings: dict[str, Any]) -> None:
-        self.threads = settings["threads"]
+        if settings.get("ranks", 1) == self.group.size:  # else sums are in another order anyhow
+            self.threads = settings["threads"]
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -62,12 +62,7 @@ class MessageLink(LocalLink):
         tasks = self.named(ask)
         collector = Collector(at, ask, tasks, self.population.jobs(clients, tasks[0], ask.rows), self.max_weight)
         self._known |= {n: tree.take(p, 0) if collector.mean.rows else p for n, p in ask.send.items()}
-        missing = [name for name in ask.reuse if name not in self._known]
-        if missing:
-            raise ValueError(
-                f"task '{ask.tasks[0]}' reuses '{missing[0]}', which this cohort does not hold: send it, or list "
-                f"it in the task's `keeps` (held: {sorted(self._known)})"
-            )
+        replies.require_held(ask.tasks[0], ask.reuse, self._known)
         self._known |= collector.expect(self._known)
         return collector
 

@@ -164,6 +164,16 @@ def _beside(weight: Tensor, leaf: Tensor) -> Tensor:
     return weight.view(-1, *[1] * (leaf.dim() - 1)) if weight.dim() else weight
 
 
+def require_held(task: str, reuse: tuple[str, ...], held: Payload) -> None:
+    """A part that nobody sent or kept cannot be used again."""
+    for name in reuse:
+        if name not in held:
+            raise ValueError(
+                f"task '{task}' reuses '{name}', which this cohort does not hold: send it, or list it in the task's "
+                f"`keeps` (held: {sorted(held)})"
+            )
+
+
 def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
     """Too few good uploads is an error that says what was wrong with the others."""
     if good >= minimum:

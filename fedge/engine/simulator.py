@@ -94,8 +94,14 @@ class Simulator(LocalLink):
     def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
         tasks = self.named(ask)
         jobs = self.population.jobs(clients, tasks[0], ask.rows)
+        mean, dropped, up = self.work(at, ask, tasks, jobs)
+        self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
+        return mean.reply(), dropped, len(jobs.clients)
+
+    def work(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> tuple[replies.Mean, list[Drop], int]:
+        """These jobs of an ask: the sums of what they upload, who was dropped, and how many bytes came up."""
         self._remember(ask, tasks[0])
-        mean = replies.Mean(None if tasks[0].rows is None else len(ask.rows or range(tasks[0].rows)))
+        mean = self.new_mean(ask, tasks[0])
         up, kept = 0, _Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
@@ -105,8 +111,11 @@ class Simulator(LocalLink):
             dropped += self._average(mean, part, positions, uploads)
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
-        self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
-        return mean.reply(), dropped, len(jobs.clients)
+        return mean, dropped, up
+
+    @staticmethod
+    def new_mean(ask: Ask, task: Task) -> replies.Mean:
+        return replies.Mean(None if task.rows is None else len(ask.rows or range(task.rows)))
 
     def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Upload]]]:
         """Every chunk of jobs, its positions on the device and what it uploads; single jobs by a worker a core."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedge import toml
 from fedge.core import Algorithm
-from fedge.engine import TooFewReplies
+from fedge.engine import Group, Ranks, TooFewReplies
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.folders import EXPERIMENT_FILE, records, slug
 from fedge.experiment.meter import Meter, Progress
@@ -51,16 +51,20 @@ def compare(
     stop: Callable[[], bool] = lambda: False,
     setup: Setup | None = None,
     link: Callable[[str], Any] | None = None,
+    group: Group | None = None,
 ) -> list[Outcome]:
     """Run every algorithm into out/<label>/; stops after the phase in which `stop` says so.
 
     `link` makes what carries an algorithm's phases, from its label; by default each is simulated.
 
     With `resume` finished runs are only read, started ones go on from their checkpoint, and the others begin. An
-    algorithm that diverges is an outcome that says why, and the others go on.
+    algorithm that diverges is an outcome that says why, and the others go on. The processes of a `group` train
+    together: every one of them calls this, and rank 0 alone has the folder and the watch.
     """
     setup = build(experiment) if setup is None else setup
-    job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup, link or (lambda label: None))
+    job = _Job(
+        experiment, Path(out), resume, watch or Watch(), stop, setup, link or (lambda label: None), group or Group()
+    )
     if not resume:
         job.write_experiment()
         return list(job.outcomes())
@@ -76,17 +80,18 @@ class _Job:
     stop: Callable[[], bool]
     setup: Setup
     link: Callable[[str], Any]
+    group: Group
 
     def outcomes(self) -> Iterator[Outcome]:
         for label, algorithm in self.setup.algorithms.items():
-            if self.stop():
+            if self.group.any(self.stop()):
                 return
             yield self.run(label, algorithm)
 
     def resumed(self) -> list[Outcome]:
         """The folder's experiment becomes this one when its first run goes on, and stays what it was if any cannot."""
         path, found = self.out / EXPERIMENT_FILE, list[Outcome]()
-        before = path.read_text("utf-8") if path.is_file() else None
+        before = self.group.first(lambda: path.read_text("utf-8") if path.is_file() else None)
         try:
             for outcome in self.outcomes():
                 found.append(outcome)
@@ -100,7 +105,7 @@ class _Job:
 
     def run(self, label: str, algorithm: Algorithm[Any]) -> Outcome:
         folder = self.out / slug(label)
-        meter = Meter(self.experiment.train["rounds"], records(folder) if self.resume else ())
+        meter = Meter(self.experiment.train["rounds"], records(folder) if self.resume and self.group.leads else ())
         self.watch.begin(label, meter.progress)
         try:
             run = self._train(label, algorithm, folder, lambda record: self.watch.round(label, meter(record), record))
@@ -120,28 +125,38 @@ class _Job:
                 self.setup.federation,
                 **self.setup.train,
                 out=folder,
-                resume=self.resume and folder.is_dir(),
+                resume=self.resume and self.group.first(folder.is_dir),
                 config=self.experiment.config(label),
                 name=self.experiment.name,
-                link=self.link(label),
                 on_round=on_round,
                 stop=self.stop,
+                link=self._link(label, algorithm),
             )
         except RunFolderError:
             raise
         except ValueError as error:  # what only shows once algorithm and data meet
             raise ExperimentError(f"{label}: {error}") from error
 
+    def _link(self, label: str, algorithm: Algorithm[Any]) -> Any:
+        """None is `train`'s own choice."""
+        if self.group.size == 1:
+            return self.link(label)
+        with self.group.together():
+            return Ranks(algorithm, self.setup.federation, device=self.setup.train["device"], group=self.group)
+
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""
         self._write(toml.dump(self.experiment.table()))
 
     def _write(self, text: str) -> None:
-        path = self.out / EXPERIMENT_FILE
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.tmp")
-            part.write_text(text, "utf-8")
-            part.replace(path)
-        except OSError as error:
-            raise ExperimentError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
+        self.group.first(lambda: _write(self.out / EXPERIMENT_FILE, text))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.tmp")
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
