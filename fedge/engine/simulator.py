@@ -14,9 +14,11 @@ from fedge import tree
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
 from fedge.engine import replies
+from fedge.engine.averaging import add_good
 from fedge.engine.batches import Schedule, client_key, client_keys, one_client
 from fedge.engine.crew import Crew
 from fedge.engine.fold import Stacked, Upload, fold_one, one_step
+from fedge.engine.held import Kept, together
 from fedge.engine.ledger import Row, payload_bytes
 from fedge.engine.local import LocalLink
 from fedge.engine.memory import Budget, is_out_of_memory
@@ -102,13 +104,13 @@ class Simulator(LocalLink):
         """These jobs of an ask: the sums of what they upload, who was dropped, and how many bytes came up."""
         self._remember(ask, tasks[0])
         mean = self.new_mean(ask, tasks[0])
-        up, kept = 0, _Kept(tasks)
+        up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
             kept.add(part, done)
             uploads = {n: u for n, t, u in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(payload_bytes(u) + w.nbytes for u, w in uploads.values())
-            dropped += self._average(mean, part, positions, uploads)
+            dropped += add_good(mean, part, positions, uploads, self.max_weight)
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         return mean, dropped, up
@@ -200,11 +202,11 @@ class Simulator(LocalLink):
         for name in (*ask.send, *ask.reuse):
             if name in self._kept:
                 pairs = zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
-                part, index = _together(self._kept[name], list(pairs))
+                part, index = together(self._kept[name], list(pairs))
             elif name in self._sent and task.rows is None:
                 part, index = self._sent[name][0][0], None
             elif name in self._sent:
-                part, index = _together(self._sent[name], jobs.rows.tolist())
+                part, index = together(self._sent[name], jobs.rows.tolist())
             else:
                 raise ValueError(
                     f"task '{ask.tasks[0]}' reuses '{name}', which this cohort does not hold: send it, or list it "
@@ -272,31 +274,6 @@ class Simulator(LocalLink):
         upload, weight = fold_one(task, sent, batches, len(y), row, self._steps[name], record)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
 
-    def _average(self, mean: replies.Mean, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> list[Drop]:
-        """Into the mean with the uploads of these jobs, without those that fail a check; all is well, mostly."""
-        payloads, weights = [payload for payload, _ in uploads.values()], [weight for _, weight in uploads.values()]
-        part = mean.part(payloads, weights, positions)
-        if bool(replies.weights_fit(weights, self.max_weight) & part.finite()):
-            mean.merge(part)
-            return []
-        good, dropped = self._check(jobs, uploads)
-        if len(good):
-            chosen = [_select(upload, good, len(dropped)) for upload in uploads.values()]
-            mean.add([u for u, _ in chosen], [w for _, w in chosen], positions[good])
-        return dropped
-
-    def _check(self, jobs: Jobs, uploads: dict[str, Upload]) -> tuple[Tensor, list[Drop]]:
-        passed = replies.good_jobs([*uploads.values()], self.max_weight)
-        dropped = []
-        for job in (~passed).nonzero().flatten().tolist():
-            for name, (upload, weight) in uploads.items():
-                one = {n: tree.take(p, job) for n, p in upload.items()}
-                reason = replies.value_fault(one, weight[job], self.max_weight)
-                if reason is not None:
-                    dropped.append(Drop(int(jobs.clients[job]), name, reason))
-                    break
-        return passed.nonzero().flatten(), dropped
-
 
 _TOLD: set[str] = set()
 
@@ -306,44 +283,3 @@ def _tell(reason: str) -> None:
     if reason not in _TOLD:
         _TOLD.add(reason)
         log.warning("the model's gradient is left to autograd, which is slower: %s", reason)
-
-
-def _together(where: Mapping[Any, tuple[Params, int]], wanted: list[Any]) -> tuple[Params, list[int] | None]:
-    """Tensors that hold everything wanted, and the position of each in them; several sources are put together."""
-    parts = {id(where[key][0]): where[key][0] for key in wanted}
-    if len(parts) == 1:
-        return next(iter(parts.values())), [where[key][1] for key in wanted]
-    keys = sorted(set(wanted))
-    place = {key: i for i, key in enumerate(keys)}
-    return tree.stack([tree.take(*where[key]) for key in keys]), [place[key] for key in wanted]
-
-
-class _Kept:
-    """What clients hold on to after a phase: some parts of their own uploads."""
-
-    def __init__(self, tasks: list[Task]) -> None:
-        self.tasks = tasks
-        self.jobs: list[tuple[int, int]] = []
-        self.pieces: dict[str, list[Params]] = {}
-
-    def add(self, jobs: Jobs, uploads: list[Upload]) -> None:
-        if any(task.keeps for task in self.tasks):
-            self.jobs += zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
-        for task, (upload, _) in zip(self.tasks, uploads, strict=True):
-            for name in task.keeps:
-                self.pieces.setdefault(name, []).append(upload[name])
-
-    def parts(self) -> dict[str, dict[tuple[int, int], tuple[Params, int]]]:
-        """Part -> job -> the tensors and the position in them."""
-        found = {}
-        for name, pieces in self.pieces.items():
-            whole = {k: torch.cat([p[k] for p in pieces]) for k in pieces[0]}
-            found[name] = {job: (whole, i) for i, job in enumerate(self.jobs)}
-        return found
-
-
-def _select(upload: Upload, good: Tensor, bad: int) -> Upload:
-    if not bad:
-        return upload
-    payload, weight = upload
-    return {name: tree.take(part, good) for name, part in payload.items()}, weight[good]
