@@ -33,7 +33,7 @@ def project(name: str, config: Mapping[str, Any] = RUN_CONFIG) -> dict[str, Any]
             "version": "1.0.0",
             "description": "An experiment of fedge on a fleet",
             "license": "MIT",
-            "dependencies": ["fedge[flower]", "flwr>=1.41.0,<2"],
+            "dependencies": ["flwr>=1.41.0,<2"],
         },
         "tool": {"flwr": {"app": {"publisher": "fedge", "components": components, "config": dict(config)}}},
     }
