@@ -126,13 +126,14 @@ class Fleet:
 
     def status(self, run: int) -> str:
         """What Flower says about a run, such as running or finished:completed."""
-        found = self.flwr("list", NAME, "--run-id", str(run), seconds=30)
-        return str(found["runs"][0]["status"])
+        return str(self.traffic(run)["status"])
 
     def traffic(self, run: int) -> dict[str, Any]:
         """A run as the SuperLink has it on record, its bytes among the rest."""
-        record: dict[str, Any] = self.flwr("list", NAME, "--run-id", str(run))["runs"][0]
-        return record
+        runs: list[dict[str, Any]] = self.flwr("list", NAME, "--run-id", str(run), seconds=30).get("runs", [])
+        if not runs:
+            raise FleetError(f"`flwr list` knows no run {run}")
+        return runs[0]
 
     def flwr(self, *words: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """Flower's own command line, as the operator of this fleet."""
@@ -218,7 +219,7 @@ class Fleet:
             process = self.processes[name]
             if not process.alive or time.monotonic() > end:
                 what = "did not answer in time" if process.alive else "ended at once"
-                if listens(self.port):
+                if not process.alive and listens(self.port):
                     what += f", and another program has taken port {self.port}: start again, for another port"
                 raise FleetError(f"{name} {what}: {process.last_words()}")
             time.sleep(0.1)
