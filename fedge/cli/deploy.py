@@ -116,12 +116,18 @@ def _follow(job: Plan, console: Console, options: Options) -> list[Outcome]:
 
 @contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM and a closed terminal end this as an error would: the fleet is stopped and its keys are removed."""
+    """SIGTERM and a closed terminal end this as an error would: the fleet is stopped and its keys are removed.
+
+    Once: who asks again is not heard, for that would end the stopping.
+    """
+    numbers = (signal.SIGTERM, signal.SIGHUP)
 
     def end(number: int, frame: FrameType | None) -> None:
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:

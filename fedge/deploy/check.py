@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,11 @@ def check(address: str, ca: Path | None, key: Path | None) -> Iterator[str]:
         yield f"it speaks TLS, with a certificate of {ca} that is valid until {end}"
     if key is not None:
         private = read_key(key)
+        if _lets_anybody_in(address, ca):
+            raise CheckFailed(
+                f"node authentication is off at {address}: whoever reaches it can join as a client, and a node with a "
+                "key cannot; start the SuperLink with --enable-supernode-auth, then register the keys"
+            )
         node = _announce(address, ca, private, key)
         yield f"it knows the key {key}, which no other node uses now (node id {node})"
     if _nodes(address, ca) is not None:
@@ -66,6 +72,28 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CheckFailed(f"{path} is not an elliptic-curve key: make it with `ssh-keygen -t ecdsa -b 384`")
     return key
+
+
+def _lets_anybody_in(address: str, ca: Path | None) -> bool:
+    """Whether a key that nobody has seen before can register itself; if so, it is withdrawn at once.
+
+    A key of its own, for Flower never takes one again that was withdrawn.
+    """
+    from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    signer, public = NodeAuthHttpInterceptor(key, key.public_key()), public_key_to_bytes(key.public_key())
+    with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[signer]) as client:
+        try:
+            found = client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
+        except httpx.HTTPError:  # refused, as it should be; whatever else is wrong shows with the node's own key
+            return False
+        with contextlib.suppress(httpx.HTTPError):
+            client.UnregisterNode(UnregisterNodeFleetRequest(node_id=found.node_id))
+    return True
 
 
 def _announce(address: str, ca: Path | None, private: ec.EllipticCurvePrivateKey, path: Path) -> int:

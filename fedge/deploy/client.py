@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,15 +55,16 @@ Handler = Callable[[dict[str, Any], dict[str, bytes], Context], RecordDict]
 
 
 def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
-    """The handler, within its time, its errors turned into answers."""
+    """The handler, within its time, its errors turned into answers; what it remembers too late is forgotten."""
 
     def answer(message: Message, context: Context) -> Message:
         outcome: list[RecordDict] = []
+        draft = replace(context, state=RecordDict(dict(context.state)))  # Flower reads the real one once we answer
 
         def work() -> None:
             try:
                 head, blobs = unpack(message.content)
-                outcome.append(handler(head, blobs, context))
+                outcome.append(handler(head, blobs, draft))
             except BaseException as error:
                 outcome.append(pack({"error": _line(error)}))
 
@@ -70,8 +72,10 @@ def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(limit)
-        late = pack({"error": f"the work took longer than {limit:.3g} s"})
-        return Message(outcome[0] if outcome else late, reply_to=message)
+        if not outcome:
+            return Message(pack({"error": f"the work took longer than {limit:.3g} s"}), reply_to=message)
+        context.state = draft.state
+        return Message(outcome[0], reply_to=message)
 
     return answer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -13,8 +14,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from fedge.deploy.keys import Keys, make_keys
-from fedge.deploy.process import Process, free_port, listens, stop_all
+from fedge.deploy.keys import Keys, make_keys, write_secret
+from fedge.deploy.process import Process, free_port, listens, stop_all, undisturbed
+from fedge.deploy.tls import shows_certificate_of
 from fedge.deploy.warm import install
 
 HOST = "127.0.0.1"
@@ -25,6 +27,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # how long a message waits at its node for a process; Flower: 1 s
 }
+PATIENCE = 120.0  # seconds for one command of Flower's
 NAME = "fleet"  # of the connection, in Flower's configuration
 
 
@@ -75,7 +78,8 @@ class Fleet:
     def start_parts(self, online: int) -> None:
         """All keys are registered; so many of the nodes are started."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.keys = make_keys(self.folder / "keys", [HOST, "localhost"], self.nodes)
+        self.keys = make_keys(self.folder / "keys", [HOST, "localhost"], self.nodes, keep_ca_key=False)
+        write_secret(self._secret, secrets.token_bytes(32))
         self._write_connection()
         if self.warm:
             self.start_warm()
@@ -90,8 +94,9 @@ class Fleet:
         """Also after it was killed: same port, same database."""
         command = ["flower-superlink", "--isolation", "process", "--enable-supernode-auth"]
         command += ["--host", HOST, "--port", str(self.port), "--database", str(self.folder / "superlink.db")]
-        self._spawn("superlink", [*command, *self._server_files(), "--disable-runtime-dependency-installation"])
-        self._until(lambda: listens(self.port), "superlink", 60)
+        command += [*self._server_files(), *self._secret_file(), "--disable-runtime-dependency-installation"]
+        self._spawn("superlink", command)
+        self._until(lambda: shows_certificate_of(HOST, self.port, self.known_keys.ca), "superlink", 60)
 
     def start_warm(self) -> None:
         """One process for all nodes of this machine, which each of their apps is a copy of."""
@@ -100,7 +105,7 @@ class Fleet:
 
     def start_superexec(self) -> None:
         command = ["flower-superexec", "--runtime-api-address", self.address]
-        self._spawn("superexec", [*command, "--root-certificates", str(self.known_keys.ca)])
+        self._spawn("superexec", [*command, "--root-certificates", str(self.known_keys.ca), *self._secret_file()])
 
     def start_node(self, number: int, partition: int | None = None) -> None:
         """Node `number` as client `partition`, by default the same; also again, after it was killed."""
@@ -121,28 +126,30 @@ class Fleet:
 
     def status(self, run: int) -> str:
         """What Flower says about a run, such as running or finished:completed."""
-        found = self.flwr("list", NAME, "--run-id", str(run))
-        return str(found["runs"][0]["status"])
+        return str(self.traffic(run)["status"])
 
     def traffic(self, run: int) -> dict[str, Any]:
         """A run as the SuperLink has it on record, its bytes among the rest."""
-        record: dict[str, Any] = self.flwr("list", NAME, "--run-id", str(run))["runs"][0]
-        return record
+        runs: list[dict[str, Any]] = self.flwr("list", NAME, "--run-id", str(run), seconds=30).get("runs", [])
+        if not runs:
+            raise FleetError(f"`flwr list` knows no run {run}")
+        return runs[0]
 
-    def flwr(self, *words: str) -> dict[str, Any]:
+    def flwr(self, *words: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """Flower's own command line, as the operator of this fleet."""
-        done = subprocess.run(
-            [_program("flwr"), *words, "--format", "json"],
-            env=self._env("operator"),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command, called = [_program("flwr"), *words, "--format", "json"], f"`flwr {' '.join(words[:2])}`"
+        try:
+            done = subprocess.run(command, env=self._env("operator"), capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise FleetError(f"{called} did not end within {seconds:g} s") from None
         found = re.search(r"\{.*\}", done.stdout, re.DOTALL)
-        answer: dict[str, Any] = json.loads(found[0]) if found else {}
+        try:
+            answer: dict[str, Any] = json.loads(found[0]) if found else {}
+        except json.JSONDecodeError:
+            answer = {"success": False}
         if done.returncode or not answer.get("success", True):
             why = answer.get("error-message") or done.stderr or done.stdout
-            raise FleetError(f"`flwr {' '.join(words[:2])}` failed: {' '.join(str(why).split())[-400:]}")
+            raise FleetError(f"{called} failed: {' '.join(str(why).split())[-400:]}")
         return answer
 
     @property
@@ -154,15 +161,25 @@ class Fleet:
         return [name for name, process in self.processes.items() if not process.alive]
 
     def stop(self) -> None:
-        """Nodes first, so that each can say good-bye."""
-        order = sorted(self.processes, key=lambda name: not name.startswith("node"))
-        for part in ([n for n in order if n.startswith("node")], [n for n in order if not n.startswith("node")]):
-            stop_all([self.processes.pop(name) for name in part])
+        """Nodes first, so that each can say good-bye; a second signal does not cut it short."""
+        with undisturbed():
+            nodes = [name for name in self.processes if name.startswith("node")]
+            stop_all([self.processes.pop(name) for name in nodes])
+            stop_all([self.processes.pop(name) for name in list(self.processes)])
+            self._secret.unlink(missing_ok=True)
 
     @property
     def known_keys(self) -> Keys:
         assert self.keys is not None
         return self.keys
+
+    @property
+    def _secret(self) -> Path:
+        """What a SuperExec proves itself with: without it the SuperLink hands a run's token to whoever asks."""
+        return self.folder / "keys" / "superexec.secret"
+
+    def _secret_file(self) -> list[str]:
+        return ["--superexec-auth-secret-file", str(self._secret)]
 
     def _server_files(self) -> list[str]:
         files = {
@@ -202,6 +219,8 @@ class Fleet:
             process = self.processes[name]
             if not process.alive or time.monotonic() > end:
                 what = "did not answer in time" if process.alive else "ended at once"
+                if not process.alive and listens(self.port):
+                    what += f", and another program has taken port {self.port}: start again, for another port"
                 raise FleetError(f"{name} {what}: {process.last_words()}")
             time.sleep(0.1)
 

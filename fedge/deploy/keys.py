@@ -56,8 +56,13 @@ class Keys:
         return self.folder / f"node-{number}.key"
 
 
-def make_keys(folder: Path | str, hosts: Sequence[str], nodes: int, days: int = DAYS) -> Keys:
-    """Write a CA, a server certificate for these names and addresses, and the nodes' key pairs. Overwrites nothing."""
+def make_keys(
+    folder: Path | str, hosts: Sequence[str], nodes: int, days: int = DAYS, *, keep_ca_key: bool = True
+) -> Keys:
+    """Write a CA, a server certificate for these names and addresses, and the nodes' key pairs. Overwrites nothing.
+
+    The CA's key is written only if it is to sign again.
+    """
     keys = Keys(Path(folder), nodes)
     at_least_one("nodes", nodes)
     at_least_one("days", days)
@@ -72,8 +77,9 @@ def make_keys(folder: Path | str, hosts: Sequence[str], nodes: int, days: int = 
     ca_key = ec.generate_private_key(ec.SECP384R1())
     ca = _ca(ca_key, days)
     server_key = ec.generate_private_key(ec.SECP384R1())
-    _secret(keys.ca_key, _pem(ca_key))
-    _secret(keys.server_key, _pem(server_key))
+    if keep_ca_key:
+        write_secret(keys.ca_key, _pem(ca_key))
+    write_secret(keys.server_key, _pem(server_key))
     keys.ca.write_bytes(ca.public_bytes(to.Encoding.PEM))
     keys.certificate.write_bytes(_server(server_key, names, ca, ca_key, days).public_bytes(to.Encoding.PEM))
     for number in range(nodes):
@@ -84,7 +90,7 @@ def make_keys(folder: Path | str, hosts: Sequence[str], nodes: int, days: int = 
 def _node(path: Path) -> None:
     """What `ssh-keygen -t ecdsa -b 384` writes."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _secret(path, key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption()))
+    write_secret(path, key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption()))
     public = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
@@ -140,7 +146,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return text
 
 
-def _secret(path: Path, content: bytes) -> None:
+def write_secret(path: Path, content: bytes) -> None:
     """Readable by its owner alone, from the first byte."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:

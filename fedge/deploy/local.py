@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from fedge.deploy.bundle import write_app
 from fedge.deploy.events import STOP, Reader
 from fedge.deploy.fleet import Fleet, FleetError
+from fedge.deploy.folder import fleet_folder
 from fedge.engine import Ledger, Row, checkpoint
 from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
 from fedge.experiment.folders import EXPERIMENT_FILE, records
@@ -21,6 +21,7 @@ from fedge.handle import Handle
 from fedge.run import Run
 
 SILENCE = 15.0  # seconds without news after which Flower is asked whether the run still goes on
+MISSES = 4  # failures to answer, one after another, after which it is taken for dead
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,11 @@ def run_local(
     job: Plan, setup: Setup, watch: Watch, stop: Callable[[], bool], options: Options
 ) -> tuple[list[Outcome], News]:
     """Start a fleet with one node a client, run the experiment on it, stop everything, and read what it left."""
-    with tempfile.TemporaryDirectory(prefix="fedge-fleet-") as name:
-        work = Path(name)
-        with Fleet(work, setup.federation.clients, options.say) as fleet:
-            config = {"out": str(job.folder.resolve()), "resume": job.resume, "news": str(work)}
-            limits = {"deadline": options.deadline, "min-replies": options.min_replies, "wait": options.wait}
-            run = fleet.submit(write_app(work / "app", job.experiment), config | limits)
-            news = follow(fleet, run, watch, stop, options.say)
+    with fleet_folder() as work, Fleet(work, setup.federation.clients, options.say) as fleet:
+        config = {"out": str(job.folder.resolve()), "resume": job.resume, "news": str(work)}
+        limits = {"deadline": options.deadline, "min-replies": options.min_replies, "wait": options.wait}
+        run = fleet.submit(write_app(work / "app", job.experiment), config | limits)
+        news = follow(fleet, run, watch, stop, options.say)
     return _outcomes(job.experiment, job.folder, setup, news), news
 
 
@@ -72,22 +71,33 @@ def follow(
     fleet: Fleet, run: int, watch: Watch, stop: Callable[[], bool], say: Callable[[str], None] = lambda line: None
 ) -> News:
     """Pass the server app's news on until it is done, or dead."""
-    reader, news, heard, told = Reader(fleet.folder), News(), time.monotonic(), set[str]()
+    reader, news, heard, told, missed = Reader(fleet.folder), News(), time.monotonic(), set[str](), 0
     while not news.done:
         for one in reader.news():
-            heard = time.monotonic()
+            heard, missed = time.monotonic(), 0
             _pass_on(one, watch, news, say)
         if stop():
             (fleet.folder / STOP).touch()
         _look_after(fleet, told, say)
         if not news.done and time.monotonic() - heard > SILENCE:
+            status, missed = _asked(fleet, run, missed)
             heard = time.monotonic()
-            if (status := fleet.status(run)).startswith("finished") and not _late_news(reader, watch, news, say):
+            if status.startswith("finished") and not _late_news(reader, watch, news, say):
                 raise FleetError(f"the server app ended without a word ({status}): go on with --resume")
         time.sleep(0.2)
     if news.error is not None:
         raise FleetError(news.error)
     return news
+
+
+def _asked(fleet: Fleet, run: int, missed: int) -> tuple[str, int]:
+    """What Flower says about the run, and how often in a row it said nothing: a busy machine is no reason to end it."""
+    try:
+        return fleet.status(run), 0
+    except FleetError:
+        if missed + 1 >= MISSES:
+            raise
+        return "unknown", missed + 1
 
 
 def _look_after(fleet: Fleet, told: set[str], say: Callable[[str], None]) -> None:

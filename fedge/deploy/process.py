@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class Process:
@@ -81,6 +83,25 @@ def stop_all(processes: Sequence[Process], patience: float = 8.0) -> None:
         process.signal(signal.SIGKILL)
     for process in processes:
         process.reap(patience)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Nobody may interrupt an end half-way, for what is not stopped then stays: a second signal changes nothing.
+
+    Outside the main thread signals are somebody else's.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in ENDING if (handler := signal.getsignal(number)) is not None}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _die_with_parent() -> None:

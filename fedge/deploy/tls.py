@@ -33,8 +33,8 @@ def reach(host: str, port: int) -> None:
         raise CheckFailed(f"the name {host} is not known here: check its spelling, or use the address") from None
     except ConnectionRefusedError:
         raise CheckFailed(
-            f"nothing listens on {host}:{port}: is the SuperLink running, on this port, and with --host 0.0.0.0 "
-            "rather than its default, 127.0.0.1?"
+            f"nothing listens on {host}:{port}: is the SuperLink running, and in front of it, on this port, the proxy "
+            "that passes /v1/fleet/ alone? The SuperLink itself stays on 127.0.0.1"
         ) from None
     except TimeoutError:
         raise CheckFailed(
@@ -114,6 +114,17 @@ def speaks_http(host: str, port: int) -> bool:
             return plain.recv(16).startswith(b"HTTP/")
     except OSError:
         return False
+
+
+def shows_certificate_of(host: str, port: int, ca: Path) -> bool:
+    """Whether it is the server that this CA signed for, and not a stranger on its port."""
+    context = ssl.create_default_context(cafile=str(ca))
+    try:
+        with socket.create_connection((host, port), 1) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+    except OSError:
+        return False
+    return True
 
 
 def speaks_tls(host: str, port: int) -> bool:

@@ -50,11 +50,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_parameters_equal_the_simulators(deployed: tuple[Path, str], simulated: Path) -> None:
-    ours, theirs = (leaves(checkpoint.load(out / "fedova/checkpoint.pt")["state"]) for out in (deployed[0], simulated))
+def same_parameters(deployed: Path, simulated: Path) -> None:
+    ours, theirs = (leaves(checkpoint.load(out / "fedova/checkpoint.pt")["state"]) for out in (deployed, simulated))
     gap = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True) if hasattr(a, "abs"))
     print(f"deployed and simulated differ by {gap:.1e}")
     assert gap < 1e-6
+
+
+def test_parameters_equal_the_simulators(deployed: tuple[Path, str], simulated: Path) -> None:
+    same_parameters(deployed[0], simulated)
 
 
 def test_the_run_folder_is_identical_in_form(deployed: tuple[Path, str], simulated: Path) -> None:
@@ -90,9 +94,12 @@ def test_nothing_is_left_behind(here: Marked, deployed: tuple[Path, str]) -> Non
     here.assert_clean()
 
 
-def test_ctrl_c_stops_the_run_and_the_fleet(here: Marked) -> None:
-    """After a round it stops at the end of the phase, with a checkpoint; the fleet and its keys are gone."""
-    words = ["fedge", "deploy", "local", "--nodes", "2", "--out", "stopped", "--no-report", "--set", "train.rounds=50"]
+def test_ctrl_c_stops_the_run_and_the_fleet_and_resume_goes_on(here: Marked) -> None:
+    """After a round it stops at the end of the phase, with a checkpoint; the fleet and its keys are gone.
+
+    Resumed, the rounds that were done are not done again, and the end is the simulator's.
+    """
+    words = ["fedge", "deploy", "local", "--nodes", "2", "--out", "stopped", "--no-report", "--set", "train.rounds=4"]
     process = here.start(*words, "--set", "algorithm.epochs=1")
     try:
         here.until(process, lambda: len(lines_so_far(here.folder / "stopped/fedova/rounds.jsonl")) >= 1, 150)
@@ -104,8 +111,19 @@ def test_ctrl_c_stops_the_run_and_the_fleet(here: Marked) -> None:
     assert "Stopping after this phase" in errors
     assert "fedge deploy local --resume --out stopped" in errors
     done = checkpoint.load(here.folder / "stopped/fedova/checkpoint.pt")["round"]
-    assert done == len(lines_so_far(here.folder / "stopped/fedova/rounds.jsonl")) >= 1
+    before = lines_so_far(here.folder / "stopped/fedova/rounds.jsonl")
+    assert done == len(before) in (1, 2, 3)
     here.assert_clean()
+    resumed = here.run("fedge", "deploy", "local", "--resume", "--out", "stopped", "--no-report")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    after = lines_so_far(here.folder / "stopped/fedova/rounds.jsonl")
+    assert after[:done] == before
+    assert [json.loads(line)["round"] for line in after] == [1, 2, 3, 4]
+    assert any("went on from its checkpoint" in fault for fault in json.loads(after[done])["faults"])
+    here.assert_clean()
+    again = here.run("fedge", "run", "stopped/experiment.toml", "--out", "unstopped", "--no-report")
+    assert again.returncode == 0, again.stdout + again.stderr
+    same_parameters(here.folder / "stopped", here.folder / "unstopped")
 
 
 def lines_so_far(path: Path) -> list[str]:

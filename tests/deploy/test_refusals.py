@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from fedge.cli.app import app
-from fedge.deploy.fleet import Fleet
+from fedge.deploy.fleet import Fleet, FleetError
 from fedge.deploy.keys import Keys, KeysError, make_keys
 from fedge.deploy.process import Process, free_port, listens, stop_all
 from tests.deploy.processes import Marked, program
@@ -111,6 +112,53 @@ def test_tls_to_a_superlink_with_plain_http(here: Marked, fleet: Fleet) -> None:
         stop_all([plain])
 
 
+def test_a_superlink_without_node_authentication(here: Marked, fleet: Fleet, strangers: Keys) -> None:
+    """The key is not what is wrong; nor does such a SuperLink, without a secret, ask who fetches its runs."""
+    keys, port = fleet.known_keys, free_port()
+    command = [program("flower-superlink"), "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
+    files = ["--ssl-ca-certfile", keys.ca, "--ssl-certfile", keys.certificate, "--ssl-keyfile", keys.server_key]
+    trusting = Process("trusting", [*command, *files], here.env(), here.folder / "trusting.log")
+    try:
+        here.wait_for(lambda: listens(port) or not trusting.alive, 60)
+        address = f"127.0.0.1:{port}"
+        for _ in range(2):
+            done = check(here, address, "--root-certificates", keys.ca, "--key", strangers.node(0))
+            refused(done, "node authentication is off at .*whoever reaches it can join.*--enable-supernode-auth")
+        fetch_a_run(address, keys)
+    finally:
+        stop_all([trusting])
+
+
+def fetch_a_run(address: str, keys: Keys) -> None:
+    """As a SuperExec does, but without its secret."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
+
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    with RuntimeHttpClient.from_server_address(address, False, keys.ca.read_bytes(), interceptors=[version]) as client:
+        client.AcquireTask(AcquireTaskRequest())
+
+
+def test_only_the_fleets_own_superexec_fetches_runs(fleet: Fleet) -> None:
+    assert (fleet.folder / "keys/superexec.secret").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        fetch_a_run(fleet.address, fleet.known_keys)
+
+
+def test_the_fleet_has_no_key_of_its_ca(fleet: Fleet) -> None:
+    assert not fleet.known_keys.ca_key.exists()
+
+
+def test_a_port_that_was_taken_meanwhile(here: Marked, fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        late = Fleet(here.folder / "late", 1, warm=False)
+        late.port = stranger.getsockname()[1]
+        with pytest.raises(FleetError, match=f"another program has taken port {late.port}"), late:
+            pass
+    assert not late.processes
+
+
 def test_an_unregistered_key(here: Marked, fleet: Fleet, strangers: Keys) -> None:
     done = check(here, fleet.address, "--root-certificates", fleet.known_keys.ca, "--key", strangers.node(0))
     refused(done, r"does not know the key .*strangers/node-0\.key.*flwr supernode register node-0\.key\.pub")
@@ -138,7 +186,7 @@ def test_what_else_can_be_wrong(here: Marked, fleet: Fleet) -> None:
     keys = fleet.known_keys
     nobody = f"127.0.0.1:{free_port()}"
     for words, pattern in (
-        ([nobody, "--root-certificates", keys.ca], "nothing listens on .*: is the SuperLink running"),
+        ([nobody, "--root-certificates", keys.ca], "nothing listens on .*the proxy that passes /v1/fleet/ alone"),
         ([f"https://{fleet.address}", "--root-certificates", keys.ca], "must be HOST:PORT"),
         ([fleet.address, "--root-certificates", "nowhere.crt"], "there is no file nowhere.crt"),
         ([fleet.address, "--root-certificates", keys.node(1)], "is not a certificate in PEM form"),
@@ -146,7 +194,9 @@ def test_what_else_can_be_wrong(here: Marked, fleet: Fleet) -> None:
         ([fleet.address, "--root-certificates", keys.ca, "--key", keys.ca], "is not a private key in OpenSSH form"),
         ([fleet.address, "--insecure", "--key", keys.node(1)], "node keys need TLS"),
     ):
-        refused(check(here, *words), pattern)
+        done = check(here, *words)
+        refused(done, pattern)
+        assert "0.0.0.0" not in done.stderr  # where Control would be open to all
     done = check(here, fleet.address)
     assert done.returncode == 2
     assert "give either --root-certificates FILE or --insecure" in done.stderr
@@ -251,4 +301,5 @@ def test_nothing_is_left_running(here: Marked, fleet: Fleet) -> None:
     """Last in this file: the fleet is stopped, and all its processes with it."""
     fleet.stop()
     assert not listens(fleet.port)
+    assert not (fleet.folder / "keys/superexec.secret").exists()
     here.assert_no_process()
