@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,6 +158,7 @@ def _seconds(letter: Letter) -> tuple[float, float]:
     """What the node says its process start and its work took."""
     try:
         found = unpack(letter.content)[0]["seconds"] if letter.content is not None else {}
-        return float(found.get("start", 0)), float(found.get("work", 0))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        start, work = float(found.get("start", 0)), float(found.get("work", 0))
+    except Exception:  # telemetry must not cost more than itself
         return 0.0, 0.0
+    return (start, work) if math.isfinite(start + work) else (0.0, 0.0)

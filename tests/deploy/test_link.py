@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import time
@@ -18,6 +19,7 @@ import fedge
 from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app
 from fedge.deploy.envelope import pack, unpack
 from fedge.engine import Loopback, TooFewReplies, wire
+from fedge.engine.collect import Collector
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
 
 FEDERATION = ragged(toy_data())
@@ -111,6 +113,11 @@ def edited(edit: Callable[[Any], Any]) -> Callable[[Message], Message]:
     return fault
 
 
+def odd_weight(dtype: torch.dtype) -> Callable[[Message], Message]:
+    """A weight of a floating type that torch stores and cannot compute with."""
+    return edited(lambda answer: {0: [(answer[0][0][0], torch.ones((), dtype=torch.uint8).view(dtype))]})
+
+
 def replaced(make: Callable[[dict[str, Any]], RecordDict]) -> Callable[[Message], Message]:
     def fault(reply: Message) -> Message:
         head, _ = unpack(reply.content)
@@ -119,6 +126,18 @@ def replaced(make: Callable[[dict[str, Any]], RecordDict]) -> Callable[[Message]
         return reply
 
     return fault
+
+
+def saved(answer: Any) -> bytes:
+    """As a device may write it that does not use our encoder: views stay views, and claim what they do not bring."""
+    buffer = io.BytesIO()
+    torch.save(answer, buffer)
+    return buffer.getvalue()
+
+
+def huge(head: dict[str, Any]) -> RecordDict:
+    leaves = {name: torch.zeros(1).expand(10**13) for name in dict(toy_model().named_parameters())}
+    return pack(head, {"0": saved({0: [({"grad": leaves}, torch.ones(()))]})})
 
 
 def nan(answer: Any) -> Any:
@@ -141,6 +160,10 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     ),
     "sparse": (edited(lambda a: {0: [(a[0][0][0], torch.ones(1).to_sparse())]}), "not a list of uploads"),
     "complex": (edited(lambda a: {0: [(a[0][0][0], torch.ones(1) * 1j)]}), "not a list of uploads"),
+    "float8 weight": (odd_weight(torch.float8_e5m2), "not a list of uploads, each with its weight"),
+    "float8 power weight": (odd_weight(torch.float8_e8m0fnu), "not a list of uploads, each with its weight"),
+    "float4 weight": (odd_weight(torch.float4_e2m1fn_x2), "not a list of uploads, each with its weight"),
+    "huge view": (replaced(huge), r"has shape \[10000000000000\], not"),
     "garbage": (replaced(lambda head: pack(head, {"0": b"\x00garbage"})), "the answer cannot be read, 8 bytes"),
     "nothing": (replaced(lambda head: pack(head)), "the answer cannot be read, 0 bytes"),
     "other names": (replaced(lambda head: pack(head, {"x": b""})), "invalid literal"),
@@ -171,6 +194,50 @@ def test_a_bad_answer_costs_one_client_and_is_named(kind: str) -> None:
     assert (dropped["client"], dropped["task"]) == (cohort[1], "gradient")
     assert re.search(reason, dropped["reason"]), dropped["reason"]
     assert close(run.params, without(cohort[1]).params) == 0
+
+
+def test_an_upload_is_not_booked_at_the_size_that_it_claims() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    yard.faults[102] = replaced(huge)
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    full = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0)
+    assert [drop["client"] for drop in run.history[0]["dropped"]] == [2]
+    assert [row.up * CLIENTS for row in run.ledger] == [row.up * (CLIENTS - 1) for row in full.ledger]
+
+
+def test_an_error_while_an_answer_is_checked_costs_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    add = Collector.add
+
+    def fails(self: Collector, client: int, answer: Any) -> None:
+        if client == 2:
+            raise NotImplementedError("no such kernel")
+        add(self, client, answer)
+
+    monkeypatch.setattr(Collector, "add", fails)
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    reasons = {drop["reason"] for drop in run.history[0]["dropped"]}
+    assert reasons == {"the answer cannot be checked: NotImplementedError: no such kernel"}
+    assert {drop["client"] for drop in run.history[0]["dropped"]} == {2}
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("inf"), "long", [1], None], ids=lambda it: str(it)[:4])
+def test_what_a_node_says_of_its_seconds_is_telemetry_only(seconds: Any) -> None:
+    timings: list[Any] = []
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, clocked=timings.append)
+    yard.app, app = lambda message, context: clocked(app(message, context)), yard.app
+
+    def clocked(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        reply.content = pack(head | {"seconds": {"start": seconds}}, blobs)
+        return reply
+
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert run.history[0]["dropped"] == []
+    assert {(timing.start, timing.work) for timing in timings} == {(0.0, 0.0)}
 
 
 def without(client: int) -> fedge.Run:
