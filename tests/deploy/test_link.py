@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedge
 from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app
-from fedge.deploy.envelope import pack, unpack
+from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
 from fedge.engine import Loopback, TooFewReplies, wire
 from fedge.engine.collect import Collector
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
@@ -40,6 +41,8 @@ class Yard(Grid):
         self.faults: dict[int, Callable[[Message], Message | None]] = {}
         self.replies: dict[str, Message] = {}
         self.numbers = itertools.count(1)
+        self.slow = 0.0  # seconds that a push takes
+        self.sent: list[Message] = []
         self.stuck = -1  # the node of an answer that cannot be pulled, nor given up
         for partition in partitions:
             self.join(partition)
@@ -53,7 +56,9 @@ class Yard(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = []
+        time.sleep(self.slow)
         for message in messages:
+            self.sent.append(message)
             message.metadata.__dict__["_message_id"] = str(next(self.numbers))
             sent.append(message.metadata.message_id)
             node = message.metadata.dst_node_id
@@ -298,8 +303,34 @@ def test_a_node_that_does_not_answer_is_given_up_at_the_deadline() -> None:
     yard = Yard(client_app(ALGORITHM, load))
     link = link_to(yard, ALGORITHM, deadline=0.5)
     yard.faults[103] = lambda reply: None
+    begin = time.monotonic()
     run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
     assert run.history[0]["dropped"] == [{"client": 3, "task": "gradient", "reason": "no answer within 0.5 s"}]
+    assert time.monotonic() - begin < 6
+
+
+def test_an_answer_after_the_deadline_does_not_count() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=0.5)
+
+    def late(reply: Message) -> None:
+        threading.Timer(1.2, yard.replies.__setitem__, (reply.metadata.reply_to_message_id, reply)).start()
+
+    yard.faults[103] = late
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert run.history[0]["dropped"] == [{"client": 3, "task": "gradient", "reason": "no answer within 0.5 s"}]
+
+
+def test_the_deadline_begins_when_all_is_sent() -> None:
+    """A SuperLink that is away for a while blocks the sending."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=0.5)
+    yard.slow = 0.7
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert run.history[0]["dropped"] == []
+    work = yard.sent[-1]
+    assert work.metadata.ttl == 1.0, "Flower keeps the message while it is sent"
+    assert allowed(work) == 0.5, "the device is told what the server waits for"
 
 
 def test_an_answer_that_blocks_when_it_is_pulled_costs_one_client() -> None:
@@ -332,8 +363,9 @@ def test_too_few_good_replies_is_an_error() -> None:
         yard.faults[node] = lambda reply: None
     with pytest.raises(
         TooFewReplies, match=r"round 1: task 'gradient' has 5 good uploads, 6 needed \(client 1: no answer"
-    ):
+    ) as caught:
         fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert "step size" not in str(caught.value)
 
 
 def test_a_node_that_is_not_there_costs_nothing_and_may_join_later() -> None:
@@ -442,3 +474,128 @@ def test_what_a_device_cannot_build_reaches_the_server() -> None:
 def test_a_deadline_must_be_positive() -> None:
     with pytest.raises(ValueError, match="deadline is 0"):
         link_to(Yard(client_app(ALGORITHM, load)), ALGORITHM, deadline=0)
+
+
+def rounds_of(run: fedge.Run) -> list[list[Any]]:
+    return [record["dropped"] for record in run.history]
+
+
+def more(link: FlowerLink, run: fedge.Run | None = None, rounds: int = 1) -> fedge.Run:
+    return fedge.train(ALGORITHM, FEDERATION, rounds=rounds, seed=0, link=link, start=run)
+
+
+def test_a_node_that_was_started_again_as_another_client_is_not_booked_as_the_old_one() -> None:
+    """Flower knows a node by its key: its id stays, whatever its partition-id is."""
+    yard = Yard(client_app(ALGORITHM, load), range(CLIENTS - 1))
+    link = link_to(yard, ALGORITHM, wanted=CLIENTS - 1)
+    yard.join(6, node=102)
+    run = more(link, more(link), 2)
+    reason = "its node is client 6 now: it was started again with another partition-id"
+    assert {drop["client"]: drop["reason"] for drop in rounds_of(run)[0]}[2] == reason
+    assert rounds_of(run)[1:] == [[{"client": 2, "task": "gradient", "reason": "its node is not connected"}]] * 2
+    assert link.roster.nodes[6] == 102
+
+
+def test_a_node_without_a_partition_id_is_not_booked_as_the_old_one() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    yard.join(None, node=102)
+    run = more(link, rounds=2)
+    for (dropped,) in rounds_of(run):
+        assert dropped["client"] == 2
+        assert "partition-id is None, it must be a whole number from 0" in dropped["reason"]
+    yard.join(2, node=102)
+    assert settled(link, run)
+
+
+def settled(link: FlowerLink, run: fedge.Run) -> bool:
+    """Within a few rounds nobody is dropped any more."""
+    for _ in range(5):
+        run = more(link, run)
+        if not rounds_of(run)[-1]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "stays"])
+def test_a_node_that_was_put_right_takes_part(leaves: bool) -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), [*range(CLIENTS - 1), 5])
+    link = link_to(yard, ALGORITHM, said, wanted=CLIENTS - 1)
+    first = more(link, rounds=2)
+    why = "node 106 is left out: node 105 is client 5 already; give each its partition-id"
+    for (dropped,) in rounds_of(first):
+        assert dropped == {"client": 6, "task": "gradient", "reason": f"no node is this client: {why}"}
+    assert said.count(why) == 1
+    if leaves:
+        del yard.contexts[106]
+        first = more(link, first)
+        assert rounds_of(first)[-1][0]["reason"] == "its node is not connected"
+    yard.join(6, node=106)
+    assert settled(link, first)
+
+
+def test_a_node_whose_examples_could_not_be_loaded_is_asked_again() -> None:
+    broken = [True]
+
+    def flaky(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if client == 3 and broken[0]:
+            raise OSError("the disk is not mounted")
+        return load(client)
+
+    yard = Yard(client_app(ALGORITHM, flaky))
+    link = link_to(yard, ALGORITHM)
+    first = more(link)
+    (dropped,) = rounds_of(first)[0]
+    assert dropped["client"] == 3
+    assert dropped["reason"] == "node 103 is left out: OSError: the disk is not mounted"
+    broken[0] = False
+    assert settled(link, first)
+
+
+def hello_only(answer: Callable[[Message], Message | None]) -> Callable[[Message], Message | None]:
+    return lambda reply: answer(reply) if "rows" in unpack(reply.content)[0] else reply
+
+
+def test_a_node_that_is_silent_when_greeted_delays_nobody() -> None:
+    yard = Yard(client_app(ALGORITHM, load), range(CLIENTS - 1))
+    link = link_to(yard, ALGORITHM, wanted=CLIENTS - 1, deadline=5.0)
+    yard.faults[yard.join(6)] = hello_only(lambda reply: None)
+    begin = time.monotonic()
+    run = more(link, rounds=2)
+    assert time.monotonic() - begin < 4
+    reason = "no node is this client: node 106 has not yet said who it is"
+    assert rounds_of(run) == [[{"client": 6, "task": "gradient", "reason": reason}]] * 2
+
+
+def test_silence_does_not_outlast_the_wait_for_nodes_nor_a_wish_to_stop() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    yard.faults[102] = hello_only(lambda reply: None)
+    roster = Roster(yard, CLIENTS, [""])
+    begin = time.monotonic()
+    roster.wait(CLIENTS, 0.5, 60)
+    assert len(roster.nodes) == CLIENTS - 1
+    roster.wait(CLIENTS, 60, 60, stop=lambda: True)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_greeting_is_booked_once_whoever_shares_it() -> None:
+    """The bytes of all ledgers are those of the messages that went out and came back."""
+    both = {name: algorithms()[name] for name in sorted(algorithms())[:2]}
+    yard = Yard(client_app(both, load), range(CLIENTS - 1))
+    came: list[Message] = []
+    yard.app, app = lambda message, context: came.append(app(message, context)) or came[-1], yard.app
+    roster = Roster(yard, CLIENTS, both)
+    roster.wait(CLIENTS - 1, 0, 5)
+    down = up = 0
+    for place, (label, algorithm) in enumerate(both.items()):
+        link = FlowerLink(algorithm, FEDERATION, yard, roster, label=label, deadline=5.0)
+        if place == 0:
+            yard.join(6)  # a later joiner
+        run = fedge.train(algorithm, FEDERATION, rounds=1, seed=0, link=link)
+        wire = run.ledger.wire()
+        assert wire is not None
+        down, up = down + wire["down"], up + wire["up"]
+    assert down == sum(map(wire_bytes, yard.sent))
+    assert up == sum(map(wire_bytes, came))
