@@ -109,7 +109,7 @@ class FlowerLink(MessageLink):
 
     def _meet(self) -> None:
         """Nodes may have joined since the last round; they say which rows they hold."""
-        self.roster.look(self.deadline)
+        self.roster.look(self.deadline, label=self.label)
         for client, rows in self.roster.rows.items():
             self.population.told(client, rows[self.label])
 

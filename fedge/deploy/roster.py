@@ -46,17 +46,20 @@ class Roster:
         self.grid, self.clients, self.labels, self.say = grid, clients, tuple(labels), say
         self.nodes: dict[int, int] = {}  # client -> node, of those that are connected
         self.rows: dict[int, dict[str, list[int]]] = {}  # client -> by label
-        self._due = {label: (0, 0) for label in self.labels}  # bytes of greetings, down and up, not yet booked
+        self._due = dict.fromkeys(self.labels, (0, 0))  # bytes of greetings, down and up, not yet booked
         self._online: set[int] = set()
         self._asking: dict[int, Posting] = {}  # node -> its greeting that is under way
         self._met: set[int] = set()  # nodes that have been asked
         self._out: dict[int, Out] = {}
         self._said: dict[int, str] = {}
 
-    def look(self, deadline: float, patience: float | None = None, again: bool = True) -> None:
+    def look(
+        self, deadline: float, patience: float | None = None, again: bool = True, label: str | None = None
+    ) -> None:
         """Ask the nodes that are new who they are, and those that cannot be used `again`; hear who has answered.
 
-        Waits `patience` seconds at most for answers (None: a moment, and only if there are new nodes).
+        Waits `patience` seconds at most for answers (None: a moment, and only if there are new nodes). The bytes go to
+        the algorithm that looks, by its `label` (None: to all of them).
         """
         self._online = set(self.grid.get_node_ids())
         self._leave()
@@ -68,7 +71,9 @@ class Roster:
             posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
             self._asking |= dict.fromkeys(ask, posting)
             self._met |= set(ask)
-        self._hear((GRACE if new else 0.0) if patience is None else patience)
+        self._hear(
+            (GRACE if new else 0.0) if patience is None else patience, self.labels if label is None else (label,)
+        )
 
     def _leave(self) -> None:
         """Forget all about nodes that are gone."""
@@ -77,24 +82,24 @@ class Roster:
         self._out = {node: out for node, out in self._out.items() if node in self._online}
         self._met &= self._online
 
-    def _hear(self, patience: float) -> None:
+    def _hear(self, patience: float, labels: tuple[str, ...]) -> None:
         end = time.monotonic() + patience
         for posting in list(dict.fromkeys(self._asking.values())):
             for node, letter in posting.take(max(0.0, end - time.monotonic())).items():
-                self._pay(letter)
+                self._pay(letter, labels)
                 if self._asking.get(node) is posting:
                     del self._asking[node]
                     self._greeted(node, letter)
 
-    def _pay(self, letter: Letter) -> None:
+    def _pay(self, letter: Letter, labels: tuple[str, ...]) -> None:
         """One greeting serves all algorithms: each bears its part, the first what is left over."""
-        for place, (label, due) in enumerate(self._due.items()):
-            parts = (_part(size, len(self._due), place) for size in (letter.down, letter.up))
-            self._due[label] = (due[0] + next(parts), due[1] + next(parts))
+        for place, label in enumerate(labels):
+            down, up = (_part(size, len(labels), place) for size in (letter.down, letter.up))
+            self._due[label] = (self._due[label][0] + down, self._due[label][1] + up)
 
     def take_wire(self, label: str) -> tuple[int, int]:
         """The bytes down and up of greetings that this algorithm bears and has not booked yet."""
-        due, self._due[label] = self._due.get(label, (0, 0)), (0, 0)
+        due, self._due[label] = self._due[label], (0, 0)
         return due
 
     def _greeted(self, node: int, letter: Letter) -> None:
