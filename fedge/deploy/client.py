@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedge.core import Algorithm, At, Payload
 from fedge.deploy import memory
-from fedge.deploy.envelope import pack, short, unpack
+from fedge.deploy.envelope import allowed, pack, short, unpack
 from fedge.engine import wire
 from fedge.engine.worker import ClientError, Worker
 from fedge.handle import Handle, parameters
@@ -66,14 +66,15 @@ def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
                 head, blobs = unpack(message.content)
                 outcome.append(handler(head, blobs, draft))
             except BaseException as error:
-                outcome.append(pack({"error": _line(error)}))
+                outcome.append(pack({"error": _line(error)} | _who(context)))
 
-        limit = max(message.metadata.ttl / 2, PATIENCE * message.metadata.ttl - TRAVEL)
+        limit = max(allowed(message) / 2, PATIENCE * allowed(message) - TRAVEL)
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(limit)
         if not outcome:
-            return Message(pack({"error": f"the work took longer than {limit:.3g} s"}), reply_to=message)
+            late = {"error": f"the work took longer than {limit:.3g} s"}
+            return Message(pack(late | _who(context)), reply_to=message)
         context.state = draft.state
         return Message(outcome[0], reply_to=message)
 
@@ -102,7 +103,7 @@ class Device:
     def keep(self, head: dict[str, Any], blobs: dict[str, bytes], context: Context) -> RecordDict:
         """Examples that the server shares, for as long as the run lasts."""
         memory.keep_shared(context, head["shared"], blobs["shared"])
-        return pack({"kept": head["shared"]})
+        return pack({"kept": head["shared"]} | _who(context))
 
     @torch.no_grad()
     def work(self, head: dict[str, Any], blobs: dict[str, bytes], context: Context) -> RecordDict:
@@ -111,7 +112,7 @@ class Device:
         if "shared" in blobs:
             memory.keep_shared(context, head["shared"], blobs["shared"])
         if head["shared"] and memory.shared_token(context) != head["shared"]:
-            return pack({"forgot": "the examples that were shared"})
+            return pack({"forgot": "the examples that were shared"} | _who(context))
         worker = self._worker(head["label"], context, bool(head["shared"]))
         memory.recall(context, head["label"], worker)
         at, answers = At(*head["at"]), {}
@@ -121,7 +122,7 @@ class Device:
             answers[name] = wire.encode(worker.work(at, tuple(tasks), tuple(reuse), sent))
         memory.remember(context, head["label"], worker)
         seconds = {"start": _process_age() - (time.perf_counter() - begin), "work": time.perf_counter() - begin}
-        return pack({"seconds": seconds}, answers)
+        return pack({"seconds": seconds} | _who(context), answers)
 
     def _worker(self, label: str, context: Context, with_shared: bool) -> Worker:
         known = self._algorithms()
@@ -146,6 +147,14 @@ def partition_id(context: Context) -> int:
             "--node-config 'partition-id=0'"
         )
     return found
+
+
+def _who(context: Context) -> dict[str, int]:
+    """For the head of every answer: a node may be started again as another client, under the same id of Flower's."""
+    try:
+        return {"client": partition_id(context)}
+    except Refusal:
+        return {}
 
 
 def _rows(algorithm: Algorithm[Any], y: Tensor) -> list[int]:

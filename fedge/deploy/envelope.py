@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedge.engine import wire
 
-HEAD, BLOBS = "fedge", "fedge.blobs"
+HEAD, BLOBS, LIMIT = "fedge", "fedge.blobs", "fedge.limit"
 
 
 def pack(head: Mapping[str, Any], blobs: Mapping[str, bytes] | None = None) -> RecordDict:
@@ -35,6 +35,17 @@ def unpack(records: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     if not isinstance(head, dict):
         raise ValueError(f"the message cannot be read: its head is a {type(head).__name__}")
     return head, found
+
+
+def allow(records: RecordDict, seconds: float) -> RecordDict:
+    """The same message that says how long its answer may take, which is less than Flower keeps it."""
+    return RecordDict({**records, LIMIT: ConfigRecord({"seconds": float(seconds)})})
+
+
+def allowed(message: Message) -> float:
+    """The seconds that the server waits for the answer."""
+    limit = message.content.config_records.get(LIMIT, {}).get("seconds")
+    return limit if isinstance(limit, float) else message.metadata.ttl
 
 
 def short(text: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,18 +64,23 @@ class FlowerLink(MessageLink):
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
         super().__init__(algorithm, federation, **options)
-        self._rows_declared()
+        if self.ledger.rows:
+            self._greeted(0)  # the greetings brought the rows
 
-    def _rows_declared(self) -> None:
-        """The greetings brought the rows: their bytes on the wire go beside the payload."""
-        for at, row in enumerate(self.ledger.rows):
-            if row.task == "rows":
-                self.ledger.rows[at] = replace(row, wire_down=self.roster.wire[0], wire_up=self.roster.wire[1])
+    def _greeted(self, place: int) -> None:
+        """Book the greetings since the last time beside the payload of this row of the ledger."""
+        row, (down, up) = self.ledger.rows[place], self.roster.take_wire(self.label)
+        self.ledger.rows[place] = replace(row, wire_down=(row.wire_down or 0) + down, wire_up=(row.wire_up or 0) + up)
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
         if at.phase == 0:
             self._meet()
-        return super().ask(at, asks, clients)
+        place = len(self.ledger)
+        try:
+            return super().ask(at, asks, clients)
+        finally:
+            if len(self.ledger) > place:
+                self._greeted(place)
 
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
         begin = time.perf_counter()
@@ -82,10 +88,10 @@ class FlowerLink(MessageLink):
         there = {node: client for client, node in nodes.items() if node is not None}
         contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
         letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round))
-        mail = {there[node]: self._opened(there[node], letter) for node, letter in letters.items()}
+        mail = {there[node]: self._opened(there[node], node, letter) for node, letter in letters.items()}
         self._clock(at, time.perf_counter() - begin, letters)
-        missing = Mail({}, "its node is not connected", 0, 0)
-        return {client: mail.get(client, missing) for client in requests}
+        absent = {client: Mail({}, self.roster.missing(client), 0, 0) for client in requests if client not in mail}
+        return {client: (mail | absent)[client] for client in requests}
 
     def notes(self) -> dict[str, Any]:
         """What went wrong in this round and was no client's doing, for its record."""
@@ -103,7 +109,7 @@ class FlowerLink(MessageLink):
 
     def _meet(self) -> None:
         """Nodes may have joined since the last round; they say which rows they hold."""
-        self.roster.look(self.deadline)
+        self.roster.look(self.deadline, label=self.label)
         for client, rows in self.roster.rows.items():
             self.population.told(client, rows[self.label])
 
@@ -114,7 +120,7 @@ class FlowerLink(MessageLink):
             blobs["shared"] = self._shared[1]
         return pack({"at": list(at), "label": self.label, "shared": self._shared[0], "asks": wanted}, blobs)
 
-    def _opened(self, client: int, letter: Letter) -> Mail:
+    def _opened(self, client: int, node: int, letter: Letter) -> Mail:
         if letter.content is None:
             return Mail({}, letter.lost, letter.down, letter.up)
         try:
@@ -122,8 +128,11 @@ class FlowerLink(MessageLink):
             parts = {int(name): blob for name, blob in blobs.items()}
         except ValueError as error:
             return Mail({}, str(error), letter.down, letter.up)
-        lost = None
-        if "error" in head:
+        lost, who = None, head.get("client")
+        if type(who) is not int or who != client:
+            lost = _stranger(head)
+            self.roster.expel(client, node, lost)
+        elif "error" in head:
             lost = short(head["error"])
         elif "forgot" in head:
             lost = f"it lost {short(head['forgot'])} and is sent them again: its node was started anew"
@@ -142,10 +151,12 @@ class FlowerLink(MessageLink):
         clients = {node: client for client in self.roster.nodes if (node := self.roster.node(client)) is not None}
         content = pack({"shared": self._shared[0]}, {"shared": self._shared[1]})
         letters = send(self.grid, KEEP, dict.fromkeys(clients, content), deadline=self.deadline)
-        kept = {clients[node] for node, letter in letters.items() if letter.content is not None}
-        self._owed = set(range(self.population.clients)) - kept
+        self._owed = set(range(self.population.clients))
+        for node, letter in letters.items():
+            self._opened(clients[node], node, letter)
         down, up = (sum(getattr(letter, way) for letter in letters.values()) for way in ("down", "up"))
         self.ledger.add(replace(row, wire_down=down, wire_up=up))
+        self._greeted(-1)
 
     def _clock(self, at: At, seconds: float, letters: dict[int, Letter]) -> None:
         spent = [_seconds(letter) for letter in letters.values()] or [(0.0, 0.0)]
@@ -153,10 +164,20 @@ class FlowerLink(MessageLink):
         self.clocked(Timing(at.round, at.phase, seconds, start, work))
 
 
+def _stranger(head: dict[str, Any]) -> str:
+    """Why an answer is not that of the client whom the node was asked as."""
+    if "error" in head:
+        return short(head["error"])
+    if "client" in head:
+        return f"its node is client {short(head['client'])} now: it was started again with another partition-id"
+    return "its node did not say which client it is: give it the same version of fedge"
+
+
 def _seconds(letter: Letter) -> tuple[float, float]:
     """What the node says its process start and its work took."""
     try:
         found = unpack(letter.content)[0]["seconds"] if letter.content is not None else {}
-        return float(found.get("start", 0)), float(found.get("work", 0))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        start, work = float(found.get("start", 0)), float(found.get("work", 0))
+    except Exception:  # telemetry must not cost more than itself
         return 0.0, 0.0
+    return (start, work) if math.isfinite(start + work) else (0.0, 0.0)

@@ -7,6 +7,7 @@ uploaded blocks for minutes, which must not cost the others theirs.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -15,10 +16,11 @@ from typing import NamedTuple
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedge.deploy.envelope import wire_bytes
+from fedge.deploy.envelope import allow, wire_bytes
 
 PAUSE = 0.2  # seconds between two looks for an answer
 AT_ONCE = 16  # nodes up to which that holds; with more of them, each is looked at less often
+KEPT = 2  # deadlines for which Flower keeps a message: the first may be spent on sending it
 
 
 class Letter(NamedTuple):
@@ -30,57 +32,79 @@ class Letter(NamedTuple):
     up: int
 
 
+class Posting:
+    """Messages on their way, one a node: what has come is taken while the others are waited for.
+
+    The deadline begins when all are sent: a SuperLink that is away, or a large model, delays the sending, and is no
+    fault of the nodes.
+    """
+
+    def __init__(
+        self, grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
+    ) -> None:
+        messages = {
+            node: Message(
+                allow(content, deadline), dst_node_id=node, message_type=kind, ttl=KEPT * deadline, group_id=group
+            )
+            for node, content in contents.items()
+        }
+        self.grid, self.deadline = grid, deadline
+        self._down = {node: wire_bytes(message) for node, message in messages.items()}
+        sent = zip(grid.push_messages(list(messages.values())), messages, strict=False)
+        self._end = time.monotonic() + deadline
+        self._waiting = {node: message for message, node in sent if message}
+        self._refused = messages.keys() - self._waiting.keys()
+        self._box: queue.Queue[tuple[int, Message | Exception]] = queue.Queue()
+        self._pause = PAUSE * max(1.0, len(self._waiting) / AT_ONCE)
+        for node, name in self._waiting.items():
+            threading.Thread(target=self._fetch, args=(node, name), daemon=True).start()
+
+    def _fetch(self, node: int, message: str) -> None:
+        try:
+            while True:
+                for reply in self.grid.pull_messages([message]):
+                    self._box.put((node, reply))
+                    return
+                if time.monotonic() >= self._end:
+                    return
+                time.sleep(self._pause)
+        except Exception as error:
+            self._box.put((node, error))
+
+    def take(self, seconds: float) -> dict[int, Letter]:
+        """What came since the last look, by node; waits so long at most, for all of them.
+
+        Who has not answered in time is among them, as lost. An error of the grid itself, such as a run that was
+        stopped, is raised.
+        """
+        end = min(time.monotonic() + seconds, self._end)
+        found = {node: Letter(None, "the message was not accepted", self._down[node], 0) for node in self._refused}
+        self._refused = set()
+        while self._waiting:
+            try:
+                node, answer = self._box.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if isinstance(answer, Exception):
+                raise answer
+            del self._waiting[node]
+            found[node] = _letter(answer, self._down[node])
+        if time.monotonic() >= self._end:
+            lost = f"no answer within {self.deadline:g} s"
+            found |= {node: Letter(None, lost, self._down[node], 0) for node in self._waiting}
+            self._waiting = {}
+        return dict(sorted(found.items()))
+
+
 def send(
     grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
 ) -> dict[int, Letter]:
     """One message a node; every node is in the result. What has not answered in time is lost, and so is its answer."""
-    messages = {
-        node: Message(content, dst_node_id=node, message_type=kind, ttl=deadline, group_id=group)
-        for node, content in contents.items()
-    }
-    down = {node: wire_bytes(message) for node, message in messages.items()}
-    end = time.monotonic() + deadline
-    sent = zip(grid.push_messages(list(messages.values())), messages, strict=False)
-    waiting = {node: message for message, node in sent if message}
-    answers = _answers(grid, waiting, end)
-    return {node: _letter(node, waiting, answers, down[node], deadline) for node in messages}
+    return Posting(grid, kind, contents, deadline=deadline, group=group).take(math.inf)
 
 
-def _answers(grid: Grid, waiting: dict[int, str], end: float) -> dict[int, Message]:
-    """Whatever comes in time, by node. An error of the grid itself, such as a run that was stopped, is raised."""
-    box: queue.Queue[tuple[int, Message | Exception]] = queue.Queue()
-    pause = PAUSE * max(1.0, len(waiting) / AT_ONCE)
-
-    def fetch(node: int, message: str) -> None:
-        try:
-            while time.monotonic() < end:
-                for reply in grid.pull_messages([message]):
-                    box.put((node, reply))
-                    return
-                time.sleep(pause)
-        except Exception as error:
-            box.put((node, error))
-
-    for node, message in waiting.items():
-        threading.Thread(target=fetch, args=(node, message), daemon=True).start()
-    found: dict[int, Message] = {}
-    while len(found) < len(waiting):
-        try:
-            node, answer = box.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
-        if isinstance(answer, Exception):
-            raise answer
-        found[node] = answer
-    return found
-
-
-def _letter(node: int, waiting: dict[int, str], answers: dict[int, Message], down: int, deadline: float) -> Letter:
-    if node not in waiting:
-        return Letter(None, "the message was not accepted", down, 0)
-    if node not in answers:
-        return Letter(None, f"no answer within {deadline:g} s", down, 0)
-    reply, up = answers[node], wire_bytes(answers[node])
+def _letter(reply: Message, down: int) -> Letter:
+    up = wire_bytes(reply)
     if reply.has_error():
         return Letter(None, f"Flower says: {reply.error.reason} (code {reply.error.code})", down, up)
     return Letter(reply.content, "", down, up)

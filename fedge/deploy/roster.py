@@ -1,18 +1,22 @@
-"""Who is there: which node is which client, asked once a node."""
+"""Who is there: which node is which client. A node is asked when it joins, and again while it cannot be used."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
 from fedge.deploy.client import HELLO
 from fedge.deploy.envelope import pack, short, unpack
-from fedge.deploy.post import Letter, send
+from fedge.deploy.post import Letter, Posting
 
 Say = Callable[[str], None]
+GREETING = 60.0  # seconds for a node to say who it is: it starts a process and loads its examples
+GRACE = 0.2  # seconds that a round waits for nodes that it sees for the first time
+AGAIN = 10.0  # seconds after which, before the start, a node that cannot be used is asked again
+NAMED = 3  # nodes of which a reason speaks at most
 
 
 def _are_rows(rows: Any) -> bool:
@@ -23,57 +27,115 @@ class NodesMissing(RuntimeError):
     """Too few nodes are connected to begin."""
 
 
+class Out(NamedTuple):
+    """A connected node that cannot be used: which client it is, if that is known, and why."""
+
+    client: int | None
+    why: str
+
+
 class Roster:
     """Nodes by client. A client's number is its node's partition id, so a deployed run draws what a simulated one does.
 
-    Nodes come and go: every look asks those that are new, and knows who is connected now.
+    Nodes come and go: every look asks those that are new, and knows who is connected now. Flower keeps a node's id when
+    it is started again, maybe as another client: an identity ends when the node leaves, or says otherwise. Greetings
+    are under way while rounds go on; who has answered by the next look takes part.
     """
 
     def __init__(self, grid: Grid, clients: int, labels: Iterable[str], say: Say = lambda line: None) -> None:
         self.grid, self.clients, self.labels, self.say = grid, clients, tuple(labels), say
-        self.nodes: dict[int, int] = {}  # client -> node
+        self.nodes: dict[int, int] = {}  # client -> node, of those that are connected
         self.rows: dict[int, dict[str, list[int]]] = {}  # client -> by label
-        self.wire = (0, 0)  # bytes down and up of all greetings
-        self._asked: dict[int, int | None] = {}  # node -> client, None if it cannot be used
+        self._due = dict.fromkeys(self.labels, (0, 0))  # bytes of greetings, down and up, not yet booked
         self._online: set[int] = set()
+        self._asking: dict[int, Posting] = {}  # node -> its greeting that is under way
+        self._met: set[int] = set()  # nodes that have been asked
+        self._out: dict[int, Out] = {}
+        self._said: dict[int, str] = {}
 
-    def look(self, deadline: float) -> None:
-        """Ask the nodes that are new who they are; one that did not answer is asked again at the next look."""
+    def look(
+        self, deadline: float, patience: float | None = None, again: bool = True, label: str | None = None
+    ) -> None:
+        """Ask the nodes that are new who they are, and those that cannot be used `again`; hear who has answered.
+
+        Waits `patience` seconds at most for answers (None: a moment, and only if there are new nodes). The bytes go to
+        the algorithm that looks, by its `label` (None: to all of them).
+        """
         self._online = set(self.grid.get_node_ids())
-        new = [node for node in self._online if node not in self._asked]
-        if not new:
-            return
-        head = pack({"labels": list(self.labels)})
-        for node, letter in send(self.grid, HELLO, dict.fromkeys(new, head), deadline=deadline).items():
-            self.wire = (self.wire[0] + letter.down, self.wire[1] + letter.up)
-            self._greeted(node, letter)
+        self._leave()
+        known = {*self.nodes.values(), *self._asking}
+        ask = sorted(node for node in self._online - known if again or node not in self._out)
+        new = not self._met.issuperset(ask)
+        if ask:
+            contents = dict.fromkeys(ask, pack({"labels": list(self.labels)}))
+            posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
+            self._asking |= dict.fromkeys(ask, posting)
+            self._met |= set(ask)
+        self._hear(
+            (GRACE if new else 0.0) if patience is None else patience, self.labels if label is None else (label,)
+        )
+
+    def _leave(self) -> None:
+        """Forget all about nodes that are gone."""
+        self.nodes = {client: node for client, node in self.nodes.items() if node in self._online}
+        self._asking = {node: posting for node, posting in self._asking.items() if node in self._online}
+        self._out = {node: out for node, out in self._out.items() if node in self._online}
+        self._met &= self._online
+
+    def _hear(self, patience: float, labels: tuple[str, ...]) -> None:
+        end = time.monotonic() + patience
+        for posting in list(dict.fromkeys(self._asking.values())):
+            for node, letter in posting.take(max(0.0, end - time.monotonic())).items():
+                self._pay(letter, labels)
+                if self._asking.get(node) is posting:
+                    del self._asking[node]
+                    self._greeted(node, letter)
+
+    def _pay(self, letter: Letter, labels: tuple[str, ...]) -> None:
+        """One greeting serves all algorithms: each bears its part, the first what is left over."""
+        for place, label in enumerate(labels):
+            down, up = (_part(size, len(labels), place) for size in (letter.down, letter.up))
+            self._due[label] = (self._due[label][0] + down, self._due[label][1] + up)
+
+    def take_wire(self, label: str) -> tuple[int, int]:
+        """The bytes down and up of greetings that this algorithm bears and has not booked yet."""
+        due, self._due[label] = self._due[label], (0, 0)
+        return due
 
     def _greeted(self, node: int, letter: Letter) -> None:
         if letter.content is None:
-            self.say(f"node {node} did not say who it is: {letter.lost}")
+            self._leave_out(node, None, letter.lost, "did not say who it is")
             return
+        client = None
         try:
             head, _ = unpack(letter.content)
+            client = head["client"] if type(head.get("client")) is int else None
             client = self._client(head)
         except ValueError as error:
-            self._asked[node] = None
-            self.say(f"node {node} is left out: {error}")
+            self._leave_out(node, client, str(error))
             return
         other = self.nodes.get(client)
-        if other is not None and other in self._online and other != node:
-            self._asked[node] = None
-            self.say(f"node {node} is left out: node {other} is client {client} already; give each its partition-id")
+        if other is not None and other != node:
+            self._leave_out(node, client, f"node {other} is client {client} already; give each its partition-id")
             return
-        self._asked[node], self.nodes[client] = client, node
+        self._out.pop(node, None)
+        self._said.pop(node, None)
+        self.nodes[client] = node
         self.rows[client] = head["rows"]
+
+    def _leave_out(self, node: int, client: int | None, why: str, what: str = "is left out") -> None:
+        self._out[node] = Out(client, f"node {node} {what}: {why}")
+        if self._said.get(node) != self._out[node].why:  # it is asked every round, and said once
+            self._said[node] = self._out[node].why
+            self.say(self._out[node].why)
 
     def _client(self, head: dict[str, Any]) -> int:
         if "error" in head:
             raise ValueError(short(head["error"]))
         client, rows = head.get("client"), head.get("rows")
-        if not isinstance(client, int) or not 0 <= client < self.clients:
+        if type(client) is not int or not 0 <= client < self.clients:
             raise ValueError(
-                f"its partition-id is {client!r}, it must be from 0 to {self.clients - 1}: "
+                f"its partition-id is {short(client)}, it must be from 0 to {self.clients - 1}: "
                 f"the experiment has {self.clients} clients"
             )
         if not isinstance(rows, dict) or not all(_are_rows(rows.get(label)) for label in self.labels):
@@ -82,25 +144,53 @@ class Roster:
 
     def node(self, client: int) -> int | None:
         """The node of a client, if it is connected."""
-        node = self.nodes.get(client)
-        return node if node in self._online else None
+        return self.nodes.get(client)
+
+    def expel(self, client: int, node: int, why: str) -> None:
+        """A node whose answer was not that of its client: it is asked anew who it is."""
+        if self.nodes.get(client) == node:
+            del self.nodes[client]
+            self._met.discard(node)
+            self._leave_out(node, client, why)
+
+    def missing(self, client: int) -> str:
+        """Why a client has no node; if nobody says to be it, then who is connected and cannot be used."""
+        own = [out.why for out in self._out.values() if out.client == client]
+        vacant = set(range(self.clients)) - self.nodes.keys()
+        others = [out.why for out in self._out.values() if out.client not in vacant]
+        waiting = [f"node {node} has not yet said who it is" for node in self._asking if node not in self._out]
+        found = own or others + waiting
+        if not found:
+            return "its node is not connected"
+        more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        return ("" if own else "no node is this client: ") + "; ".join(found[:NAMED]) + more
 
     def wait(self, wanted: int, seconds: float, deadline: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Until so many clients are there; fewer, but one at least, are enough when time is over."""
-        end, shown = time.monotonic() + seconds, -1
+        begin, shown, asked = time.monotonic(), -1, time.monotonic()
         while True:
-            self.look(deadline)
-            there = sum(self.node(client) is not None for client in self.nodes)
+            again = time.monotonic() >= asked + AGAIN
+            asked = time.monotonic() if again else asked
+            left = begin + seconds - time.monotonic()
+            self.look(deadline, patience=min(1.0, max(left, GRACE)), again=again)
+            there = len(self.nodes)
             if there != shown:
                 self.say(f"{there} of {wanted} nodes are connected")
                 shown = there
             if there >= wanted or stop():
                 return
-            if time.monotonic() >= end:
+            left = begin + seconds - time.monotonic()
+            if left <= 0:
                 break
-            time.sleep(1)
+            if not self._asking:
+                time.sleep(min(1.0, left))
         if not shown:
+            why = "; ".join(out.why for out in list(self._out.values())[:NAMED])
             raise NodesMissing(
-                f"no node of {wanted} connected within {seconds:g} s: look at a node's log, and let "
-                "`fedge deploy check` on its machine say why"
+                f"no node of {wanted} connected within {seconds:g} s{why and f' ({why})'}: look at a node's log, and "
+                "let `fedge deploy check` on its machine say why"
             )
+
+
+def _part(size: int, parts: int, place: int) -> int:
+    return size // parts + (size % parts if place == 0 else 0)

@@ -61,8 +61,7 @@ class Collector:
             raise ClientError(f"task '{name}' fails on the parts it gets, {sorted(known)}: {what}") from error
 
     def add(self, client: int, answer: Answer) -> None:
-        """Take one client's answer: count its bytes, check it, and let the good rows into the mean."""
-        self.up += sum(payload_bytes(u) + w.nbytes for row in answer.values() for u, w in row)
+        """Take one client's answer: check it, count its bytes, and let the good rows into the mean."""
         wanted = self.positions[client]
         if answer.keys() != wanted.keys():
             self.lose(client, f"answered rows {sorted(answer)}, asked were {sorted(wanted)}")
@@ -75,13 +74,19 @@ class Collector:
             self.lose(client, f"answered {len(uploads)} uploads, asked were {len(self.like)}")
             return
         for (name, like), (upload, weight) in zip(self.like, uploads, strict=True):
-            reason = replies.fault(upload, weight, like, self.max_weight)
+            reason = replies.shape_fault(upload, like)
             if reason is not None:
                 self.dropped.append(Drop(client, name, reason))
                 return
-        self.good += 1
+            self.up += payload_bytes(like) + weight.element_size()  # not what the upload says of its own size
+        for (name, _), (upload, weight) in zip(self.like, uploads, strict=True):
+            reason = replies.value_fault(upload, weight, self.max_weight)
+            if reason is not None:
+                self.dropped.append(Drop(client, name, reason))
+                return
         stacked = [{n: tree.map_(_one, p) for n, p in u.items()} for u, _ in uploads]
         self.mean.add(stacked, [w.view(1) for _, w in uploads], torch.tensor([position]))
+        self.good += 1
 
     def travelled(self, down: int, up: int) -> None:
         """Count the bytes that the messages of one client took, framing included."""

@@ -19,6 +19,11 @@ from fedge.engine.collect import Answer, Collector
 from fedge.engine.local import LocalLink
 
 Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
+WEIGHTS = (torch.float32, torch.float64)  # torch cannot compute with every other floating type
+
+
+class Unreadable(ValueError):
+    """Bytes that are no answer; says why."""
 
 
 class Mail(NamedTuple):
@@ -79,11 +84,12 @@ class MessageLink(LocalLink):
                 collector.lose(client, mail.lost, sent=mail.wire_down > 0)
                 continue
             try:
-                parsed = parse(answer)
-            except ValueError as error:
+                collector.add(client, parse(answer))
+            except Unreadable as error:
                 collector.lose(client, str(error))
-                continue
-            collector.add(client, parsed)
+            except Exception as error:  # one client's bytes must not end the run of all
+                what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+                collector.lose(client, f"the answer cannot be checked: {what}")
 
     def _close(self, collectors: list[Collector]) -> tuple[list[Reply], list[Drop]]:
         answers: list[Reply] = []
@@ -104,16 +110,16 @@ def _size(parts: Parts) -> int:
 
 
 def parse(blob: bytes) -> Answer:
-    """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or a ValueError."""
+    """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or Unreadable."""
     try:
         answer = wire.decode(blob)
     except Exception as error:
-        raise ValueError(f"the answer cannot be read, {len(blob)} bytes: {type(error).__name__}") from None
+        raise Unreadable(f"the answer cannot be read, {len(blob)} bytes: {type(error).__name__}") from None
     if not isinstance(answer, dict) or not all(isinstance(row, int) for row in answer):
-        raise ValueError(f"the answer is a {type(answer).__name__}, not uploads by row")
+        raise Unreadable(f"the answer is a {type(answer).__name__}, not uploads by row")
     for uploads in answer.values():
         if not isinstance(uploads, list) or not all(map(_is_upload, uploads)):
-            raise ValueError("the answer is not a list of uploads, each with its weight")
+            raise Unreadable("the answer is not a list of uploads, each with its weight")
     return answer
 
 
@@ -122,7 +128,7 @@ def _is_upload(pair: object) -> bool:
         return False
     parts = list(pair[0].values())
     tensors = all(isinstance(part, dict) and all(map(_is_dense, part.values())) for part in parts)
-    return tensors and _is_dense(pair[1]) and pair[1].is_floating_point()
+    return tensors and _is_dense(pair[1]) and pair[1].dtype in WEIGHTS
 
 
 def _is_dense(leaf: object) -> bool:

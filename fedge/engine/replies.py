@@ -24,12 +24,8 @@ def template(task: Task, sent: Payload) -> Payload:
     return upload
 
 
-def fault(upload: Payload, weight: Tensor, like: Payload, max_weight: float = MAX_WEIGHT) -> str | None:
-    """Why one client's upload cannot be used, None if it can."""
-    return shape_fault(upload, like) or value_fault(upload, weight, max_weight)
-
-
 def shape_fault(upload: Payload, like: Payload) -> str | None:
+    """Why one client's upload cannot be used, None if it can; of its values, see `value_fault`."""
     names = {f"{part}/{name}" for part, leaves in upload.items() for name in leaves}
     expected = {f"{part}/{name}" for part, leaves in like.items() for name in leaves}
     if names != expected:
@@ -179,7 +175,7 @@ def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
     if good >= minimum:
         return
     why = "; ".join(f"client {d.client}: {d.reason}" for d in dropped[:3]) or "no client answered"
-    raise TooFewReplies(
-        f"task '{task}' has {good} good uploads, {minimum} needed ({why}): "
-        "lower the step size if values are not finite, or the required number of replies"
-    )
+    hint = "lower the required number of replies"
+    if any("not finite" in drop.reason for drop in dropped):
+        hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
+    raise TooFewReplies(f"task '{task}' has {good} good uploads, {minimum} needed ({why}): {hint}")
