@@ -121,7 +121,8 @@ class Device:
             _check_held(worker, at, tuple(reuse), sent)
             answers[name] = wire.encode(worker.work(at, tuple(tasks), tuple(reuse), sent))
         memory.remember(context, head["label"], worker)
-        seconds = {"start": _process_age() - (time.perf_counter() - begin), "work": time.perf_counter() - begin}
+        spent = time.perf_counter() - begin
+        seconds = {"start": max(0.0, _start() - spent), "work": spent}
         return pack({"seconds": seconds} | _who(context), answers)
 
     def _worker(self, label: str, context: Context, with_shared: bool) -> Worker:
@@ -172,6 +173,13 @@ def _check_held(worker: Worker, at: At, reuse: tuple[str, ...], sent: dict[int, 
             raise Refusal(f"this node does not hold '{missing[0]}' of round {at.round} any more: it was started anew")
 
 
+def _start() -> float:
+    """How old this process is at its first message; later ones find it running, as in Flower's simulation."""
+    global _greeted
+    first, _greeted = not _greeted, True
+    return _process_age() if first else 0.0
+
+
 def _process_age() -> float:
     """Seconds since this process was started, on Linux; elsewhere since it imported this module."""
     try:
@@ -183,3 +191,4 @@ def _process_age() -> float:
 
 
 _IMPORTED = time.perf_counter()
+_greeted = False

@@ -139,7 +139,14 @@ class Fleet:
         """Flower's own command line, as the operator of this fleet."""
         command, called = [_program("flwr"), *words, "--format", "json"], f"`flwr {' '.join(words[:2])}`"
         try:
-            done = subprocess.run(command, env=self._env("operator"), capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                command,
+                env=self._env("operator"),
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
         except subprocess.TimeoutExpired:
             raise FleetError(f"{called} did not end within {seconds:g} s") from None
         found = re.search(r"\{.*\}", done.stdout, re.DOTALL)
