@@ -74,21 +74,27 @@ def fold_tensor(key: int | Tensor, *words: int | Tensor) -> Tensor:
 
 def fold_array(key: int | Words, *words: int | Words) -> Words:
     """The same for numpy's unsigned words, which cost less than tensors where there are few."""
-    found = _unsigned(key)
+    found = np.atleast_1d(np.uint64(key & _BITS)) if isinstance(key, int) else key.view(np.uint64)
     for word in words:
-        step = (np.atleast_1d(np.asarray(word)).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN & _BITS)
-        found = _mix_array(found + step)
+        found = _mix_array(found + _step(word))
     return found
 
 
-def _unsigned(key: int | Words) -> Words:
-    return np.atleast_1d(np.uint64(key & _BITS)) if isinstance(key, int) else key.astype(np.uint64, copy=False)
+def _step(word: int | Words) -> Any:
+    if isinstance(word, int):
+        return np.uint64((word + 1) * _GOLDEN & _BITS)
+    return (word.view(np.uint64) + _ONE) * _GOLDEN_WORD
+
+
+_ONE, _GOLDEN_WORD = np.uint64(1), np.uint64(_GOLDEN & _BITS)
+_MIX = [(np.uint64(shift), np.uint64(word & _BITS)) for shift, word in ((30, _FIRST), (27, _SECOND))]
+_LAST = np.uint64(31)
 
 
 def _mix_array(z: Words) -> Words:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST & _BITS)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND & _BITS)
-    mixed: Words = z ^ (z >> np.uint64(31))
+    for shift, word in _MIX:
+        z = (z ^ (z >> shift)) * word
+    mixed: Words = z ^ (z >> _LAST)
     return mixed
 
 

@@ -18,35 +18,8 @@ from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys
 from fedge.engine.crew import Crew
 from fedge.engine.memory import Budget, peak
 from fedge.engine.trace import check_same
-from fedge.handle import parameters
 from fedge.keys import fold_array, fold_tensor
 from tests.cases import close, generator, ragged, toy_data, toy_model
-
-ENGINES = {
-    "stacked": {"chunk": 100},
-    "chunks": {"chunk": 3},
-    "autograd": {"chunk": 100, "written": False},
-    "one by one": {"chunk": 1, "workers": 1},
-    "workers": {"chunk": 1, "workers": 3},
-}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("image", [False, True])
-def test_five_steps_in_single_precision(engine: str, image: bool) -> None:
-    """From one point, five local steps: the engines differ by rounding only."""
-    federation = problem(image)
-    data = federation.data
-    data = fedge.data.Data(data.train_x.float(), data.train_y, data.test_x.float(), data.test_y, 3)
-    federation = fedge.Federation(data, [federation.examples(k).numpy() for k in range(federation.clients)])
-    model = algorithms(image)["fedavg"].model.float()
-    algorithm = fedge.FedDANE(model, epochs=5, batch_size=None, lr=0.05)
-    runs = [
-        fedge.train(algorithm, federation, link=link, rounds=1, cohort=6, seed=5)
-        for link in (Simulator(algorithm, federation, **ENGINES[engine]), Loopback(algorithm, federation))
-    ]
-    assert close(runs[0].params, parameters(model)) > 1e-3
-    assert close(runs[0].params, runs[1].params) < 1e-5
 
 
 def test_the_number_of_workers_changes_no_bit() -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedge.bench import WORKLOADS, Timing, measure
-from fedge.bench.check import TOLERANCE, check
+from fedge.bench.check import NAMES, SETTINGS, check
+from fedge.checks import choice
 from fedge.cli.errors import one_line
 from fedge.cli.text import to_json
 from fedge.experiment import ExperimentError
@@ -29,7 +30,7 @@ def bench(
     precision: Annotated[str, typer.Option(help="fp32, or tf32 or bf16 on a GPU.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
     plain: Annotated[bool, typer.Option("--plain/--no-plain", help="Time the plain loop too.")] = True,
-    agree: Annotated[bool, typer.Option("--check", help="Compare the results of all engines instead.")] = False,
+    agree: Annotated[bool, typer.Option("--check", help="Compare all engines' results; names: algorithms.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Time fixed workloads against a plain loop over clients.
@@ -40,7 +41,7 @@ def bench(
     with one_line():
         place = find(device)
         if agree:
-            raise typer.Exit(_check(console, place))
+            raise typer.Exit(_check(console, place, names or []))
         chosen = [name.upper() for name in names or _usual(place)]
         _known(chosen)
         options = {"precision": precision, "compile": compile}
@@ -92,12 +93,16 @@ def _table(timings: list[Timing]) -> Table:
     return table
 
 
-def _check(console: Console, device: str) -> int:
+def _check(console: Console, device: str, names: list[str]) -> int:
     """Every engine against the loop-back link; the exit code says whether all agreed."""
-    bad = 0
-    for algorithm, engine, gap in check(device):
-        bad += gap > TOLERANCE
-        mark = "DIFFERS" if gap > TOLERANCE else "ok"
-        console.print(f"{mark:8}{gap:8.1e}  {algorithm}, {engine}", highlight=False)
-    console.print(f"{bad} differ by more than {TOLERANCE:g}" if bad else f"All agree to {TOLERANCE:g}.")
+    for name in names:
+        choice("algorithm", name, NAMES)
+    bad = []
+    for gap in check(device, names or NAMES):
+        line = f"{gap.size:8.1e}  {gap.algorithm}, {gap.engine}"
+        console.print(f"{'ok' if gap.agrees else 'DIFFERS':8}{line}", highlight=False)
+        bad += [] if gap.agrees else [line]
+    slack = ", ".join(f"{one.tolerance:g} in {one.name}" for one in SETTINGS)
+    console.print(f"{len(bad)} differ by more than {slack}:" if bad else f"All agree to {slack}.", highlight=False)
+    console.print("\n".join(bad), highlight=False)
     return 1 if bad else 0

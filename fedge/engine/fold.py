@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Params, Payload, Task
+from fedge.engine import nest
 from fedge.engine.batches import Schedule
 from fedge.engine.trace import Replayed, Traced
 
@@ -40,13 +40,13 @@ def fold_one(
     step: int | str = "start"
     state = torch.get_rng_state()
     try:
-        carry = task.start(sent) if take is None else _map(_own, task.start(sent))
+        carry = task.start(sent) if take is None else nest.map_(_own, task.start(sent))
         if take is None:
             for step, batch in enumerate(batches):  # noqa: B007
                 carry = one_step(task)(sent, carry, batch, row)
         else:
             own = None if record else one_step(task)
-            for step, found in enumerate(take.fold(sent, carry, batches, row, own)):  # noqa: B007
+            for step, found in enumerate(take.fold(sent, carry, ((batch,) for batch in batches), row, own)):  # noqa: B007
                 carry = found
         step = "finish"
         upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device)), carry)
@@ -114,43 +114,38 @@ class Stacked:
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
         sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
-        carry, done, active = _map(_own, self.start(sent, rows)), [], len(rows)
+        carry, done, active = nest.map_(_own, self.start(sent, rows)), [], len(rows)
         some = sent
         for begin, end, left in schedule.segments():
             if left < active:
-                done.append(_map(lambda leaf, n=left: leaf[n:].clone(), carry))
-                carry, active = _map(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
+                done.append(nest.map_(lambda leaf, n=left: leaf[n:].clone(), carry))
+                carry, active = nest.map_(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
                 some = {name: self._head(name, part, left) for name, part in sent.items()}
-            batches = _one_by_one(gather(*drawn) for drawn in schedule.blocks(begin, end, left, self.most))
-            for found in self.step.fold(some, carry, batches, rows[:left]):
+            groups = (_steps(gather(*drawn)) for drawn in schedule.blocks(begin, end, left, self.most))
+            for found in self.step.fold(some, carry, groups, rows[:left]):
                 carry = found
-        carry = _map(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else carry
+        carry = nest.map_(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else carry
         return _apart(self.finish(sent, carry, sizes), carry)
 
     def _head(self, name: str, part: Params, count: int) -> Params:
-        return part if self.dims[name] is None else _map(lambda leaf: leaf[:count], part)
+        return part if self.dims[name] is None else nest.map_(lambda leaf: leaf[:count], part)
 
 
 def _apart(upload: Upload, carry: Carry) -> Upload:
     """The upload, copied where it is the carry itself: the next fold may overwrite that."""
-    taken = {leaf.untyped_storage().data_ptr() for leaf in pytree.tree_leaves(carry)}
+    taken = {leaf.untyped_storage().data_ptr() for leaf in nest.leaves(carry)}
 
     def own(leaf: Tensor) -> Tensor:
         return leaf.clone() if leaf.untyped_storage().data_ptr() in taken else leaf
 
-    return _map(own, upload[0]), own(upload[1])
+    return nest.map_(own, upload[0]), own(upload[1])
 
 
-def _one_by_one(blocks: Iterable[Batch]) -> Iterator[Batch]:
-    """The steps of blocks of steps."""
-    for block in blocks:
-        yield from map(Batch, *(leaf.unbind() for leaf in block))
+def _steps(block: Batch) -> Iterator[Batch]:
+    """The steps of a block of steps."""
+    return map(Batch, *[leaf.unbind() for leaf in block])
 
 
 def _own(leaf: Tensor) -> Tensor:
     """A copy that the steps may overwrite."""
     return leaf.clone(memory_format=torch.contiguous_format)
-
-
-def _map(function: Callable[..., Tensor], *nests: Any) -> Any:
-    return pytree.tree_map(function, *nests)

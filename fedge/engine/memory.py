@@ -94,7 +94,7 @@ def _activations(handle: Handle, params: tree.Params, example: Tensor) -> int:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes a chunk may take: half of what is free on a GPU; a fixed gibibyte on a CPU, so that chunks do not vary."""
+    """Bytes a chunk may take: half of what is free on a GPU; about a CPU's cache, and always the same there."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 2
-    return 1 << 30
+    return 1 << 25

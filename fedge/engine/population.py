@@ -40,7 +40,8 @@ class Population:
 
     def sizes(self, clients: Tensor) -> Tensor:
         """How many examples each client folds over, shared ones included, [C]."""
-        return self.offsets[clients + 1] - self.offsets[clients] + len(self.shared)
+        ids = clients.numpy()
+        return torch.from_numpy(self._bounds[ids + 1] - self._bounds[ids] + len(self.shared))
 
     def own(self, client: int) -> Tensor:
         """The pool indices of a client's own examples."""

@@ -133,7 +133,7 @@ class Mean:
         weight = weight.to(leaf.dtype if leaf.is_floating_point() else torch.float32)
         if self.rows is None:
             flat = leaf.to(weight.dtype).reshape(len(leaf), -1)
-            return (weight @ flat).view(leaf.shape[1:])
+            return torch.mv(flat.t(), weight).view(leaf.shape[1:])
         weighted = leaf * weight.view(-1, *[1] * (leaf.dim() - 1))
         out = weighted.new_zeros(self.rows, *leaf.shape[1:])
         return out.index_add_(0, rows, weighted)

@@ -178,13 +178,15 @@ class Simulator(LocalLink):
 
     def _chunks(self, tasks: list[Task], jobs: Jobs) -> Iterator[Jobs]:
         """The jobs, most examples first, in pieces that fit into memory."""
-        sizes, order = self.population.sizes(jobs.clients).sort(descending=True, stable=True)
-        at = 0
+        n = self.population.sizes(jobs.clients).numpy()
+        order = (-n).argsort(kind="stable")
+        sizes, at = n[order], 0
         while at < len(order):
             largest = int(sizes[at])
             width = max(min(task.batch_size or largest, largest) for task in tasks)
             alike = int((sizes[at:] * 4 >= width).sum())  # much smaller clients would be mostly padding
-            piece = order[at : at + min(self.chunk or self.budget.jobs(width), alike)]
+            most = self.chunk or self.budget.jobs(width)
+            piece = torch.from_numpy(order[at : at + -(-alike // -(-alike // most))])  # pieces of about one size
             yield Jobs(*(part[piece] for part in jobs))
             at += len(piece)
 

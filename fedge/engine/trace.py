@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from fedge.core import Batch, Carry, Payload
+from fedge.engine import nest
 from fedge.engine.memory import is_out_of_memory
 from fedge.engine.rewrite import Update, call_directly, simplify, split_updates, update_in_place
 
@@ -42,33 +42,38 @@ class Traced:
         self._kinds: dict[Any, int] = {}
 
     def fold(
-        self, sent: Payload, carry: Carry, batches: Iterable[Batch], row: Tensor, function: Function | None = None
+        self,
+        sent: Payload,
+        carry: Carry,
+        groups: Iterable[Iterable[Batch]],
+        row: Tensor,
+        function: Function | None = None,
     ) -> Iterator[Carry | None]:
-        """Step over the batches; yields None before each, and the carry after the last.
+        """Step over groups of batches, each of one shape; yields None before each step, and the carry after the last.
 
         `function` is the same step for another thread: it replays what is recorded, and records nothing.
         """
-        fixed, sent_spec = pytree.tree_flatten(sent)
-        flat, spec = pytree.tree_flatten(carry)
+        fixed, sent_spec = nest.flatten(sent)
+        flat, spec = nest.flatten(carry)
         kind = (sent_spec, spec, row.shape, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*fixed, *flat)))
         name = self._kinds.setdefault(kind, len(self._kinds))
-        run: Function | None = None
-        last: list[torch.Size] = []
-        for batch in batches:
-            yield None
-            seen = [leaf.shape for leaf in batch]
-            if run is None or seen != last:
-                shapes = (name, batch.x.dtype, *seen, *[leaf.stride() for leaf in flat])
-                run, last = self.recorded.get(shapes), seen
-            if run is None:
-                args = (sent, pytree.tree_unflatten(flat, spec), batch, row)
+        for group in groups:
+            run: Function | None = None
+            for batch in group:
+                yield None
+                if run is not None:
+                    flat = run(*fixed, *flat, *batch, row)
+                    continue
+                shapes = (name, batch.x.dtype, *[leaf.shape for leaf in batch], *[leaf.stride() for leaf in flat])
+                if (known := self.recorded.get(shapes)) is not None:
+                    before, flat = flat, known(*fixed, *flat, *batch, row)
+                    run = known if _alike(before, flat) else None  # if it is once, it is from then on
+                    continue
+                args = (sent, nest.unflatten(flat, spec), batch, row)
                 if function is None:
                     self._count(shapes, args, row.device.type)
-                flat = pytree.tree_leaves((function or self.function)(*args))
-            else:
-                before, flat = flat, run(*fixed, *flat, *batch, row)
-                run = run if _alike(before, flat) else None
-        yield pytree.tree_unflatten(flat, spec)
+                flat = nest.leaves((function or self.function)(*args))
+        yield nest.unflatten(flat, spec)
 
     def _count(self, shapes: Any, args: tuple[Any, ...], device: str) -> None:
         self.calls[shapes] += 1
@@ -76,8 +81,8 @@ class Traced:
             self.recorded[shapes] = self._record(args)
 
     def _record(self, args: tuple[Any, ...]) -> Function:
-        leaves, spec = pytree.tree_flatten(args)
-        counts = [len(pytree.tree_leaves(arg)) for arg in args]
+        leaves, spec = nest.flatten(args)
+        counts = [len(nest.leaves(arg)) for arg in args]
         carry = range(counts[0], counts[0] + counts[1])
         gpu = leaves[0].device.type == "cuda"
         try:
@@ -92,7 +97,7 @@ class Traced:
             if is_out_of_memory(error):
                 raise
             warnings.warn(f"a step could not be recorded and runs slower: {error}", stacklevel=2)
-            return lambda *leaves: pytree.tree_leaves(self.function(*pytree.tree_unflatten(list(leaves), spec)))
+            return lambda *leaves: nest.leaves(self.function(*nest.unflatten(list(leaves), spec)))
 
     def _runner(self, graph: GraphModule, leaves: list[Tensor], carry: range) -> Captured:
         """On a GPU: the recording, compiled if that is wanted and possible, as one CUDA graph."""
@@ -114,7 +119,7 @@ class Traced:
 
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
         def flat(*leaves: Tensor) -> list[Tensor]:
-            return pytree.tree_leaves(self.function(*pytree.tree_unflatten(list(leaves), spec)))
+            return nest.leaves(self.function(*nest.unflatten(list(leaves), spec)))
 
         return make_fx(flat)(*leaves)
 
@@ -149,7 +154,7 @@ class Replayed:
         self.recorded: dict[Any, Function] = {}
 
     def __call__(self, *args: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(args)
+        leaves, spec = nest.flatten(args)
         shapes = (spec, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
         run = self.recorded.get(shapes)
         if run is not None:
@@ -163,7 +168,7 @@ class Replayed:
         outs: list[Any] = []
 
         def flat(*leaves: Tensor) -> list[Tensor]:
-            found, out = pytree.tree_flatten(self.function(*pytree.tree_unflatten(list(leaves), spec)))
+            found, out = nest.flatten(self.function(*nest.unflatten(list(leaves), spec)))
             outs.append(out)
             return found
 
@@ -173,8 +178,8 @@ class Replayed:
             call_directly(graph)
         except Exception as error:
             warnings.warn(f"the ends of a task could not be recorded and run slower: {error}", stacklevel=2)
-            return lambda leaves: self.function(*pytree.tree_unflatten(leaves, spec))
-        return lambda leaves: pytree.tree_unflatten(graph.forward(*leaves), outs[0])
+            return lambda leaves: self.function(*nest.unflatten(leaves, spec))
+        return lambda leaves: nest.unflatten(graph.forward(*leaves), outs[0])
 
 
 class Captured:
