@@ -88,18 +88,19 @@ def summary() -> str:
     rows = []
     for place, files in (("H200", tuple(GPU)), ("2 CPU cores", (CPU,))):
         for name in ("A", "B", "C", "D") if place == "H200" else ("A", "B", "C"):
-            timed = [one for file in files if (one := read(file)["timings"].get(name))]
-            plain = next((statistics.median(one["plain"]) for one in timed if one["plain"]), None)
+            timed = [(one, GPU.get(file)) for file in files if (one := read(file)["timings"].get(name))]
+            plain = next((statistics.median(one["plain"]) for one, _ in timed if one["plain"]), None)
             if plain is None:
                 continue
-            best = min(timed, key=lambda one: one["median"])
+            best, how = min(timed, key=lambda pair: pair[0]["median"])
             ratio = (
                 f"**{plain / best['median']:.0f}**"
                 if plain / best["median"] >= 10
                 else f"**{plain / best['median']:.1f}**"
             )
             epochs = ", E 5" if name == "A" and place == "H200" else ", E 1" if name == "A" else ""
-            rows.append([WORKLOADS[name].title + epochs, place, seconds(plain), seconds(best["median"]), ratio])
+            where = place if how is None else f"{place}, {how}"
+            rows.append([WORKLOADS[name].title + epochs, where, seconds(plain), seconds(best["median"]), ratio])
     return markdown(["one round of FedAvg", "on", "plain loop, s", "fedge, s", "times faster"], rows)
 
 
