@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import At, Task
-from fedge.engine import Loopback, Simulator
+from fedge.engine import Loopback, Simulator, trace
 from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys
 from fedge.engine.crew import Crew
 from fedge.engine.memory import Budget, peak
+from fedge.engine.rewrite import split_updates
 from fedge.engine.trace import check_same
 from fedge.keys import fold_array, fold_tensor
 from tests.cases import close, generator, ragged, toy_data, toy_model
@@ -183,3 +187,50 @@ def test_a_compiled_step_with_other_results_is_refused() -> None:
         found[place] = wrong
         with pytest.raises(RuntimeError, match="other results"):
             check_same(before, expected, found)
+
+
+@pytest.mark.parametrize("factor", [None, 0.5])
+def test_a_step_parted_for_the_compiler_is_the_same_step(factor: float | None) -> None:
+    """Products are added outside, step sizes are inputs; with a factor on the step as without."""
+    g = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(3, 4, 5, generator=g), torch.randn(3, 4, generator=g)
+    x, y = torch.randn(3, 6, 5, generator=g), torch.randn(3, 6, 4, generator=g)
+    by = torch.tensor(1.0 if factor is None else factor)
+
+    def step(weight: Tensor, bias: Tensor, x: Tensor, y: Tensor, by: Tensor) -> list[Tensor]:
+        gap = torch.bmm(x, weight.mT) + bias.unsqueeze(1) - y
+        slopes = [torch.bmm(gap.mT, x), gap.sum(1)]
+        slopes = slopes if factor is None else [by * slope for slope in slopes]
+        return [torch.add(old, slope, alpha=-0.1) for old, slope in zip((weight, bias), slopes, strict=True)]
+
+    expected = step(weight, bias, x, y, by)
+    graph = make_fx(step)(weight, bias, x, y, by)
+    rest = split_updates(graph, range(2))
+    assert len(rest.updates) == 1
+    assert rest.numbers == [-0.1]
+    assert "0.1" not in graph.code
+    found = [leaf.clone() for leaf in (weight, bias)]
+    factors = graph(*found, x, y, by, torch.tensor(-0.1))
+    (one,) = rest.updates
+    found[one.which].baddbmm_(*factors, alpha=one.alpha)
+    assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) < 1e-6
+    assert float((found[1] - bias).abs().max()) > 0.1
+
+
+def test_a_compiled_step_is_shared_by_runs_that_differ_in_their_step_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: made.append(graph) or graph)
+    monkeypatch.setattr(trace, "_COMPILED", {})
+
+    def graph(lr: float, constant: float) -> Any:
+        held = torch.tensor([constant, 2.0])
+        found = make_fx(lambda w, x: [torch.add(w, held * x, alpha=-lr)])(torch.ones(2), torch.ones(2))
+        split_updates(found, range(1))
+        return found
+
+    leaves = [torch.ones(2), torch.ones(2)]
+    first = trace.compiled(graph(0.1, 1.0), leaves)
+    assert trace.compiled(graph(0.2, 1.0), leaves) is first
+    assert trace.compiled(graph(0.2, 3.0), leaves) is not first, "another constant is another step"
+    assert trace.compiled(graph(0.1, 1.0), [leaf.double() for leaf in leaves]) is not first
+    assert len(made) == 3

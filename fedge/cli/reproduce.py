@@ -24,7 +24,7 @@ from fedge.reproduce.figures import draw
 from fedge.reproduce.places import TUNE, check, paper, root
 from fedge.reproduce.store import Line
 from fedge.reproduce.tables import details, table
-from fedge.reproduce.tuning import TRIALS
+from fedge.reproduce.tuning import TRIALS, methods
 from fedge.run import Record
 
 MORE = 3  # the exit code when the time was up before all runs were done
@@ -33,6 +33,7 @@ MORE = 3  # the exit code when the time was up before all runs were done
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(EXPERIMENTS)}; or {TUNE}.")],
     dataset: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DATASETS)}. Repeatable.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this one, such as FedOVA. Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Instead of those of the files.", show_default=False)
@@ -64,7 +65,9 @@ def reproduce(
         for one in chosen:
             check("dataset", one, DATASETS)
         campaign = Campaign(out, device, {"precision": precision, "compile": compile})
-        work = _Work(campaign, chosen, seeds, rounds, console)
+        for one in method or []:
+            check("method", one, tuple(methods()))
+        work = _Work(campaign, chosen, method or methods(), seeds, rounds, console)
         if plan:
             work.plan(names)
             return
@@ -75,14 +78,21 @@ def reproduce(
 
 class _Work:
     def __init__(
-        self, campaign: Campaign, datasets: list[str], seeds: int, rounds: int | None, console: Console
+        self,
+        campaign: Campaign,
+        datasets: list[str],
+        methods: list[str],
+        seeds: int,
+        rounds: int | None,
+        console: Console,
     ) -> None:
-        self.campaign, self.datasets, self.seeds, self.rounds = campaign, datasets, seeds, rounds
-        self.console = console
+        self.campaign, self.datasets, self.methods = campaign, datasets, methods
+        self.seeds, self.rounds, self.console = seeds, rounds, console
 
     def jobs(self, name: str, dataset: str) -> list[Job]:
         own, published = self.campaign.out / TRIALS, root() / "results" / TRIALS
-        return jobs(name, dataset, range(self.seeds), self.rounds, Choices([own, published]))
+        found = jobs(name, dataset, range(self.seeds), self.rounds, Choices([own, published]))
+        return [job for job in found if job.method in self.methods]
 
     def plan(self, names: list[str]) -> None:
         for name in names:
@@ -112,12 +122,13 @@ class _Work:
 
     def _one(self, name: str, dataset: str) -> None:
         if name == TUNE:
-            for line in tune(self.campaign, dataset, self.rounds):
+            for line in tune(self.campaign, dataset, self.rounds, self.methods):
                 say(self.console, f"chosen for {dataset}, {line['method']}: {line['setting']}")
             return
         wanted = self.jobs(name, dataset)
         if not wanted:
-            say(self.console, f"{name}: the paper has nothing on {dataset}")
+            what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
+            say(self.console, f"{name}: the paper has nothing on {what}")
             return
         for job in wanted:
             self.campaign.run(job)

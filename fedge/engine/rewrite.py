@@ -100,7 +100,17 @@ class Update(NamedTuple):
     at: int
 
 
-def split_updates(module: GraphModule, carry: range) -> list[Update]:
+class Rest(NamedTuple):
+    """What `split_updates` took out of a step: products to be added, and numbers to be passed behind its inputs.
+
+    The numbers are the step sizes: passed and not written into the step, they let one compiled step serve them all.
+    """
+
+    updates: list[Update]
+    numbers: list[float]
+
+
+def split_updates(module: GraphModule, carry: range) -> Rest:
     """Take updates by a product out of a step, so that they need not pass through memory; overwrite the others.
 
     What is left returns the factors of those products, and its other successors go into the carry itself.
@@ -109,18 +119,25 @@ def split_updates(module: GraphModule, carry: range) -> list[Update]:
     inputs = [node for node in nodes if node.op == "placeholder"]
     (output,) = [node for node in nodes if node.op == "output"]
     updates: list[Update] = []
+    numbers: list[float] = []
     factors: list[Any] = []
     rest: list[tuple[Node, Any]] = []
     for node, index in zip(output.args[0], carry, strict=True):
         old = inputs[index]
-        product = None
-        if isinstance(node, Node) and node.target is aten.add.Tensor and node.args[0] == old and len(node.users) == 1:
-            product = _product(node.args[1])
+        product, by = None, None
+        step = isinstance(node, Node) and node.target is aten.add.Tensor and node.args[0] == old
+        if step and len(node.users) == 1:
+            change, by = _scaled(node.args[1])
+            product = _product(change)
         if product is None:
-            rest.append((old, node))
+            rest.append((old, _lifted(module, node, inputs, numbers) if step else node))
             continue
         updates.append(Update(index, _shape(product), node.kwargs.get("alpha", 1), len(factors)))
-        factors += product.args
+        first, second = product.args
+        if by is not None:
+            with module.graph.inserting_before(output):
+                first = module.graph.call_function(aten.mul.Tensor, (first, by))
+        factors += [first, second]
     with module.graph.inserting_before(output):
         for old, new in rest:
             if new is not old:
@@ -128,7 +145,34 @@ def split_updates(module: GraphModule, carry: range) -> list[Update]:
     output.args = (factors,)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.target is aten.copy_.default or node.is_impure())
     module.recompile()
-    return updates
+    return Rest(updates, numbers)
+
+
+def _scaled(change: Any) -> tuple[Any, Node | None]:
+    """A change that is a single number times something: the something, and the number."""
+    if isinstance(change, Node) and change.target is aten.mul.Tensor and len(change.users) == 1:
+        for one, other in (change.args, reversed(change.args)):
+            if isinstance(one, Node) and isinstance(other, Node) and one.op == "placeholder" and not _shape(one):
+                return other, one
+    return change, None
+
+
+def _lifted(module: GraphModule, node: Node, inputs: list[Node], numbers: list[float]) -> Node:
+    """old + alpha * change, with alpha as a further input of the step."""
+    old, change = node.args
+    alpha: Any = node.kwargs.get("alpha", 1)
+    if alpha == 1:
+        return node
+    with module.graph.inserting_after(inputs[-1]):
+        number = module.graph.placeholder(f"number_{len(numbers)}")
+    inputs.append(number)
+    numbers.append(float(alpha))
+    with module.graph.inserting_before(node):
+        moved = module.graph.call_function(aten.mul.Tensor, (change, number))
+        new: Node = module.graph.call_function(aten.add.Tensor, (old, moved))
+    new.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(new)
+    return new
 
 
 def _overwrite(module: GraphModule, node: Node, old: Node, fuse: bool) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedge.core import Batch, Carry, Payload
 from fedge.engine import nest
 from fedge.engine.memory import is_out_of_memory
-from fedge.engine.rewrite import Update, call_directly, simplify, split_updates, update_in_place
+from fedge.engine.rewrite import Rest, call_directly, simplify, split_updates, update_in_place
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
@@ -104,8 +104,8 @@ class Traced:
         if self.compile:
             try:
                 parted = copy.deepcopy(graph)
-                updates = split_updates(parted, carry)
-                captured = Captured(torch.compile(parted, dynamic=False), leaves, carry, updates)
+                rest = split_updates(parted, carry)
+                captured = Captured(compiled(parted, leaves), leaves, carry, rest)
                 graph.recompile()
                 check_same([leaves[i] for i in carry], graph.forward(*leaves), captured(*leaves))
                 return captured
@@ -122,6 +122,25 @@ class Traced:
             return nest.leaves(self.function(*nest.unflatten(list(leaves), spec)))
 
         return make_fx(flat)(*leaves)
+
+
+_COMPILED: dict[Any, list[tuple[dict[str, Tensor], Function]]] = {}
+
+
+def compiled(graph: GraphModule, leaves: list[Tensor]) -> Function:
+    """The graph, compiled; or what became of the same one in an earlier run of this process."""
+    kind = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
+    known = _COMPILED.setdefault((graph.code, kind, torch.get_float32_matmul_precision()), [])
+    own = dict(graph.named_buffers()) | {name: t for name, t in vars(graph).items() if isinstance(t, Tensor)}
+    for constants, function in known:
+        if own.keys() == constants.keys() and all(same(own[name], constants[name]) for name in own):
+            return function
+    known.append((own, torch.compile(graph, dynamic=False)))
+    return known[-1][1]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
 def check_same(before: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> None:
@@ -189,10 +208,10 @@ class Captured:
     the last step.
     """
 
-    def __init__(
-        self, step: Function, leaves: list[Tensor], carry: range, updates: Sequence[Update] | None = None
-    ) -> None:
-        self.step, self.updates = step, updates  # the step owns constants that the graph will read
+    def __init__(self, step: Function, leaves: list[Tensor], carry: range, rest: Rest | None = None) -> None:
+        self.step, self.rest = step, rest  # the step owns constants that the graph will read
+        like = leaves[carry[0]]
+        self.numbers = [] if rest is None else [like.new_tensor(number) for number in rest.numbers]
         self.buffers = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self.carry = carry
         self.last: list[Tensor | None] = [None] * len(leaves)
@@ -207,9 +226,9 @@ class Captured:
             self._step(step)
 
     def _step(self, step: Function) -> None:
-        if self.updates is not None:
-            found = step(*self.buffers)
-            for one in self.updates:
+        if self.rest is not None:
+            found = step(*self.buffers, *self.numbers)
+            for one in self.rest.updates:
                 self.buffers[one.which].view(one.shape).baddbmm_(*found[one.at : one.at + 2], alpha=one.alpha)
             return
         for index, new in zip(self.carry, step(*self.buffers), strict=True):

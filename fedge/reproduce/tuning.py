@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -31,6 +31,11 @@ LAST = 5  # rounds of which the validation accuracy is the mean
 SEED = 0
 
 
+def methods() -> list[str]:
+    """All that are compared, by the names they have in grid.toml."""
+    return list(tomllib.loads((root() / GRID).read_text("utf-8")))
+
+
 def grid(method: str) -> list[Setting]:
     """The settings that are tried for a method: every combination of its lists in grid.toml."""
     axes = tomllib.loads((root() / GRID).read_text("utf-8")).get(method)
@@ -42,13 +47,16 @@ def grid(method: str) -> list[Setting]:
     return found
 
 
-def tune(campaign: Campaign, dataset: str, rounds: int | None = None) -> list[Line]:
-    """Choose for every method of a data set; returns the choices, which are stored beside the trials."""
+def tune(
+    campaign: Campaign, dataset: str, rounds: int | None = None, only: Collection[str] | None = None
+) -> list[Line]:
+    """Choose for every method of a data set, or some; returns the choices, which are stored beside the trials."""
     store = Store(campaign.out / TRIALS)
     choices = []
     for file in files(TUNE, dataset):
         for position, job in enumerate(of_file(TUNE, file, SEED, rounds)):
-            choices.append(_choose(campaign, store, file, position, job))
+            if only is None or job.method in only:
+                choices.append(_choose(campaign, store, file, position, job))
     return choices
 
 
