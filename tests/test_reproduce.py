@@ -19,6 +19,7 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopp
 from fedge.reproduce.campaign import Tell
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw, limits
+from fedge.reproduce.jobs import innermost
 from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
 from fedge.reproduce.tuning import MOST, TRIALS, grid
 
@@ -180,7 +181,7 @@ def test_data_are_loaded_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_diverges_is_a_result(tiny: Path, tmp_path: Path) -> None:
-    wild = jobs("noniid", "fmnist", [0], chosen=lambda dataset, method: {"lr": 1e30})[0]
+    wild = jobs("noniid", "fmnist", [0], ranked=lambda dataset, method: [{"lr": 1e30}])[0]
     line = campaign(tmp_path).run(wild)
     assert "no good" in line["failed"] or "finite" in line["failed"]
     again = campaign(tmp_path)
@@ -250,12 +251,48 @@ def test_what_was_chosen_is_used(tiny: Path, tmp_path: Path) -> None:
         Store(second).add({**line, "key": f"2{lr}", "method": "FedAvg"})
         Store(second).add({**line, "key": f"3{lr}", "method": "FedOVA"})
     chosen = Choices([first, second, tmp_path / "missing.jsonl"])
-    found = {job.label: job.config["algorithm"] for job in jobs("noniid", "fmnist", [0], chosen=chosen)}
+    found = {job.label: job.config["algorithm"] for job in jobs("noniid", "fmnist", [0], ranked=chosen)}
     assert found["FedAvg"]["inner"]["lr"] == 0.7
     assert found["FedOVA"]["inner"]["inner"]["lr"] == 0.2
     assert found["FedOVA"]["inner"]["inner"]["lr_decay"] == 0.5
-    (batch,) = jobs("batch-epochs", "fmnist", [0], chosen=chosen)
+    (batch,) = jobs("batch-epochs", "fmnist", [0], ranked=chosen)
     assert batch.config["algorithm"]["inner"]["inner"]["lr"] == 0.2
+
+
+def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "tune.jsonl")
+    trials = [
+        {"setting": {"lr": 0.3}, "rounds": 15, "validation": 0.9},
+        {"setting": {"lr": 1e30}, "rounds": 60, "validation": 0.8},
+        {"setting": {"lr": 0.1}, "rounds": 60, "validation": 0.7},
+    ]
+    for method in ("FedAvg", "FedOVA"):
+        line = {"kind": "choice", "key": method, "dataset": "fmnist", "method": method}
+        store.add({**line, "setting": {"lr": 1e30}, "trials": trials})
+    assert Choices([store.path])("fmnist", "FedAvg") == [{"lr": 1e30}, {"lr": 0.1}, {"lr": 0.3}]
+    assert Choices([store.path])("fmnist", "other") == []
+    options = ["--dataset", "fmnist", "--seeds", "2", "--rounds", "2", "--method", "FedAvg", "--device", "cpu"]
+    done = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "failed" in done.output
+    results = Store(tmp_path / "results.jsonl")
+    found = jobs("noniid", "fmnist", [0, 1], 2, Choices([store.path]), results.diverged)
+    used = {(job.label, job.seed): (job.rank, innermost(job.config["algorithm"])["lr"]) for job in found}
+    assert used["FedAvg", 0] == used["FedAvg", 1] == (1, 0.1)
+    assert used["FedOVA", 0] == (0, 1e30), "nothing was run, so nothing diverged"
+    assert "choice 2" in (tmp_path / "noniid-fmnist.md").read_text("utf-8")
+    again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
+    assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
+
+
+def test_one_method_alone(tiny: Path, tmp_path: Path) -> None:
+    options = ["--dataset", "fmnist", "--seeds", "1", "--rounds", "1", "--device", "cpu", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["reproduce", "noniid", "clients", *options, "--method", "FedAvg"])
+    assert done.exit_code == 0, done.output
+    assert "FedOVA" not in done.output
+    wrong = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--method", "FedAgv"])
+    assert wrong.exit_code == 2
+    assert "did you mean 'FedAvg'" in wrong.output
 
 
 def test_a_grid_that_is_too_large_or_missing_is_refused(tiny: Path) -> None:
@@ -300,10 +337,7 @@ def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_pat
     assert lines[2] == "| FedAvg | 10 | 55.0 ± 7.1 | – | not run |"
     assert lines[3] == "| FedOVA | 99 | not run | – | 80.0 (1 of 2 seeds) |"
     shown = details(wanted, store).splitlines()
-    assert (
-        "| fmnist-l2 | FedAvg | lr 0.1, lr_decay 1, epochs 1, batch_size 20 | 4 | 2.0 ± 0.0 | 0.500 ± 0.000 |"
-        in shown[2]
-    )
+    assert "| fmnist-l2 | FedAvg | lr 0.1, epochs 1, batch_size 20 | 4 | 2.0 ± 0.0 | 0.500 ± 0.000 |" in shown[2]
     assert shown[-2].endswith(f"| {NOT_RUN} |") or NOT_RUN in shown[-2]
 
 

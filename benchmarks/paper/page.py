@@ -61,10 +61,10 @@ def text() -> str:
     )
 
 
-def wanted(name: str, choices: Choices) -> Iterator[list[Job]]:
+def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Job]]:
     """The runs of an experiment, one list a data set that the paper has it for."""
     for dataset in DATASETS:
-        if found := jobs(name, dataset, SEEDS, chosen=choices):
+        if found := jobs(name, dataset, SEEDS, ranked=choices, diverged=store.diverged):
             yield found
 
 
@@ -74,7 +74,7 @@ def image(runs: list[Job]) -> str:
 
 def section(name: str, store: Store, choices: Choices) -> str:
     parts = [f"## {paper()['titles'][name]}"]
-    for runs in wanted(name, choices):
+    for runs in wanted(name, store, choices):
         title = paper()["datasets"][runs[0].dataset]
         parts += [f"### {name}, {title}", table(runs, store)]
         if said := claims(runs, store):
@@ -105,6 +105,6 @@ def _chosen(choices: Choices, dataset: str, method: str) -> str:
 def write() -> None:
     store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
     for name in EXPERIMENTS:
-        for runs in wanted(name, choices):
+        for runs in wanted(name, store, choices):
             draw(runs, store, PAGE.parent / image(runs))
     PAGE.write_text(text(), "utf-8")

@@ -91,7 +91,8 @@ class _Work:
 
     def jobs(self, name: str, dataset: str) -> list[Job]:
         own, published = self.campaign.out / TRIALS, root() / "results" / TRIALS
-        found = jobs(name, dataset, range(self.seeds), self.rounds, Choices([own, published]))
+        ranked, diverged = Choices([own, published]), self.campaign.store.diverged
+        found = jobs(name, dataset, range(self.seeds), self.rounds, ranked, diverged)
         return [job for job in found if job.method in self.methods]
 
     def plan(self, names: list[str]) -> None:
@@ -130,8 +131,11 @@ class _Work:
             what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
             say(self.console, f"{name}: the paper has nothing on {what}")
             return
-        for job in wanted:
-            self.campaign.run(job)
+        done: list[Job] = []
+        while done != wanted:  # what diverged gives way to the next best setting
+            for job in wanted:
+                self.campaign.run(job)
+            done, wanted = wanted, self.jobs(name, dataset)
         self._show(name, dataset, wanted)
 
     def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:

@@ -24,12 +24,12 @@ def claims(jobs: Sequence[Job], store: Store) -> list[str]:
         for name, row in by_cell.items():
             lines += _in_a_cell(name, row)
     if kind == "clients":
-        lines += _loss([row[OURS] for row in by_cell.values()])
+        lines += _loss([row[OURS] for row in by_cell.values() if OURS in row])
     return lines
 
 
 def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[str]:
-    ours = row[OURS].final
+    ours = row[OURS].final if OURS in row else None
     if ours is None:
         return
     if (wanted := row[OURS].paper) is not None:
@@ -41,6 +41,8 @@ def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[str]:
 
 def _loss(row: Sequence[Cell]) -> Iterator[str]:
     """From few clients to many."""
+    if len(row) < 2:
+        return
     few, *_, many = row
     if few.final is None or many.final is None or few.paper is None or many.paper is None:
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from fedge.experiment.planning import read
 from fedge.reproduce.places import files
 
 Setting = dict[str, Any]
-Chosen = Callable[[str, str], Setting]  # (dataset, method) -> what tuning chose, or nothing
+Chosen = Callable[[str, str], Setting]  # (dataset, method) -> what to set
+Ranked = Callable[[str, str], Sequence[Setting]]  # the same, the best first; empty where nothing was tuned
+RANKS = 4  # settings of a method that are tried at most, when the ones before diverged
 NOT_THE_RESULT = {"train": ("device", "checkpoint_every"), "data": ("path",)}  # fields that leave the numbers alone
 
 
@@ -30,6 +32,7 @@ class Job:
     label: str
     seed: int
     config: Table  # with this algorithm alone; can be run again with `fedge run`
+    rank: int = 0  # which choice of the tuning it uses; not the first if that diverged
 
     @property
     def dataset(self) -> str:
@@ -57,15 +60,53 @@ class Job:
 
 
 def jobs(
-    experiment: str, dataset: str, seeds: Iterable[int], rounds: int | None = None, chosen: Chosen | None = None
+    experiment: str,
+    dataset: str,
+    seeds: Iterable[int],
+    rounds: int | None = None,
+    ranked: Ranked | None = None,
+    diverged: Callable[[str], bool] = lambda key: False,
 ) -> list[Job]:
-    """All runs of an experiment on a data set, cell by cell, every method with what tuning chose for it."""
+    """All runs of an experiment on a data set, cell by cell, every method with what tuning chose for it.
+
+    A choice of which any seed's run `diverged` (by its key) gives way to the next best, for all seeds of the cell.
+    """
     seeds = list(seeds)
     found: list[Job] = []
     for file in files(experiment, dataset):
-        for seed in seeds:
-            found += of_file(experiment, file, seed, rounds, chosen)
+        columns = [_settled(experiment, file, seeds, rounds, ranked, diverged, i) for i in range(_methods(file))]
+        found += [job for row in zip(*columns, strict=True) for job in row]
     return found
+
+
+def _methods(file: Path) -> int:
+    return len(list(algorithm_tables(read(file))))
+
+
+def _settled(
+    experiment: str,
+    file: Path,
+    seeds: list[int],
+    rounds: int | None,
+    ranked: Ranked | None,
+    diverged: Callable[[str], bool],
+    position: int,
+) -> list[Job]:
+    """The runs of one method of a file, a seed each, with the best setting that no seed diverged with; or the best."""
+    tried: list[list[Job]] = []
+    for rank in range(RANKS):
+
+        def chosen(dataset: str, method: str, rank: int = rank) -> Setting:
+            settings = ranked(dataset, method) if ranked else []
+            return settings[min(rank, len(settings) - 1)] if settings else {}
+
+        runs = [of_file(experiment, file, seed, rounds, chosen)[position] for seed in seeds]
+        if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
+            break
+        tried.append([replace(job, rank=rank) for job in runs])
+        if not any(diverged(job.key) for job in runs):
+            return tried[-1]
+    return tried[0]
 
 
 def of_file(

@@ -39,6 +39,10 @@ class Store:
     def find(self, key: str) -> Line | None:
         return next((line for line in reversed(self.lines) if line.get("key") == key), None)
 
+    def diverged(self, key: str) -> bool:
+        found = self.find(key)
+        return found is not None and bool(found.get("failed"))
+
     def add(self, line: Line) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -154,9 +154,11 @@ def setting(job: Job) -> str:
     inner = job.config["algorithm"]
     while "inner" in inner:
         inner = inner["inner"]
-    names = ("lr", "local_lr", "lr_decay", "mu", "damping", "epochs", "batch_size")
-    shown = {name: inner[name] for name in names if name in inner and not (name == "lr" and "local_lr" in inner)}
-    return ", ".join(f"{name} {'all' if value in (None, 'none') else f'{value:g}'}" for name, value in shown.items())
+    names = ("lr", "local_lr", "lr_decay", "server_momentum", "mu", "damping", "epochs", "batch_size")
+    neutral = {"lr_decay": 1, "server_momentum": 0} | ({"lr": inner.get("lr")} if "local_lr" in inner else {})
+    shown = {name: inner[name] for name in names if name in inner and inner[name] != neutral.get(name, ())}
+    said = ", ".join(f"{name} {'all' if value in (None, 'none') else f'{value:g}'}" for name, value in shown.items())
+    return said + (f" (choice {job.rank + 1}: with those before it, runs diverged)" if job.rank else "")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

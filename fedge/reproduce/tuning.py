@@ -112,6 +112,11 @@ class Choices:
                     newest[line["dataset"], line["method"]] = line
             self.lines = newest | self.lines
 
-    def __call__(self, dataset: str, method: str) -> Setting:
+    def __call__(self, dataset: str, method: str) -> list[Setting]:
+        """What was chosen, and after it what would have been next: by rounds survived, then by score."""
         found = self.lines.get((dataset, method))
-        return {} if found is None else dict(found["setting"])
+        if found is None:
+            return []
+        order = sorted(found.get("trials", []), key=lambda trial: (-trial["rounds"], -trial["validation"]))
+        settings = [found["setting"], *(trial["setting"] for trial in order)]
+        return [one for i, one in enumerate(settings) if one not in settings[:i]]
