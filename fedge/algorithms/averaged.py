@@ -3,21 +3,21 @@ Optim. 1992; with a window, Izmailov et al., Averaging Weights Leads to Wider Op
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedge import tree
+from fedge.algorithms.wrapper import Wrapper
 from fedge.checks import at_least_one
-from fedge.core import Algorithm, Flow, Loss, Model, Params, Task
+from fedge.core import Algorithm, Flow, Model, Params
 
 State = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Averaged(Algorithm[State]):
+class Averaged(Wrapper[State]):
     """Any algorithm, judged and used at the mean of its late parameters; training itself is untouched.
 
         m_t = m_{t-1} + (w_t - m_{t-1}) / min(t, window)
@@ -35,17 +35,6 @@ class Averaged(Algorithm[State]):
         at_least_one("window", self.window)
         if isinstance(self.inner, Averaged):
             raise ValueError("a mean of means forgets twice: set one window instead of nesting Averaged")
-
-    @property
-    def model(self) -> nn.Module:  # type: ignore[override]
-        return self.inner.model
-
-    @property
-    def loss(self) -> Loss:  # type: ignore[override]
-        return self.inner.loss
-
-    def tasks(self, model: Model) -> Mapping[str, Task]:
-        return self.inner.tasks(model)
 
     def init(self, params: Params) -> State:
         return self._begin(self.inner.init(params))
@@ -70,9 +59,6 @@ class Averaged(Algorithm[State]):
         same = all(leaf.shape == state["mean"][name].shape for name, leaf in fresh["mean"].items())
         return {**state, "inner": fresh["inner"]} if same else fresh
 
-    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
-        self.inner.check(model, params, x, y)
-
     def notes(self, state: State) -> dict[str, Any]:
         return self.inner.notes(state["inner"])
 
@@ -82,9 +68,6 @@ class Averaged(Algorithm[State]):
 
     def with_params(self, state: State, params: Params) -> State:
         return {**state, "mean": params}
-
-    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        return self.inner.losses(scores, y)
 
     def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
         return self.inner.scores(model, self.inner.with_params(state["inner"], state["mean"]), x)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedge.core import Algorithm, Flow, Loss, Model, Params, Share, Task
+from fedge.algorithms.wrapper import Wrapper
+from fedge.core import Algorithm, Flow, Model, Params, Share
 
 
 @dataclass(frozen=True, eq=False)
-class DataSharing(Algorithm[Any]):
+class DataSharing(Wrapper[Any]):
     """Any algorithm, whose clients all get the same few examples of the global pool before the first round.
 
     beta = |D_shared| / |D_k| (Sec. VI-C): round(beta * mean n_k) examples, drawn once, are sent to every client and
@@ -31,17 +31,6 @@ class DataSharing(Algorithm[Any]):
         if isinstance(self.inner, DataSharing):
             raise ValueError("data is shared once: add up the two betas instead of nesting DataSharing")
 
-    @property
-    def model(self) -> nn.Module:  # type: ignore[override]
-        return self.inner.model
-
-    @property
-    def loss(self) -> Loss:  # type: ignore[override]
-        return self.inner.loss
-
-    def tasks(self, model: Model) -> Mapping[str, Task]:
-        return self.inner.tasks(model)
-
     def init(self, params: Params) -> Any:
         return self.inner.init(params)
 
@@ -55,9 +44,6 @@ class DataSharing(Algorithm[Any]):
     def adopt(self, state: Any) -> Any:
         return self.inner.adopt(state)
 
-    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
-        self.inner.check(model, params, x, y)
-
     def notes(self, state: Any) -> dict[str, Any]:
         return self.inner.notes(state)
 
@@ -66,9 +52,6 @@ class DataSharing(Algorithm[Any]):
 
     def with_params(self, state: Any, params: Params) -> Any:
         return self.inner.with_params(state, params)
-
-    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        return self.inner.losses(scores, y)
 
     def scores(self, model: Model, state: Any, x: Tensor) -> Tensor:
         return self.inner.scores(model, state, x)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedge import tree
 from fedge.algorithms.data_sharing import DataSharing
+from fedge.algorithms.wrapper import Wrapper
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import parameters
@@ -31,7 +32,7 @@ class Balanced:
 
 
 @dataclass(frozen=True, eq=False)
-class FedOVA(Algorithm[State]):
+class FedOVA(Wrapper[State]):
     """`classes` binary problems "class i or not", each trained by `inner` on the clients that hold class i.
 
         client k trains w^i on all its examples, relabelled y == i, for every label i that it holds
@@ -61,10 +62,6 @@ class FedOVA(Algorithm[State]):
             raise ValueError("a binary problem has no classes left to split: FedOVA cannot wrap FedOVA")
         if isinstance(self.inner, DataSharing):
             raise ValueError("data is shared with clients, not with classes: write DataSharing(FedOVA(...), beta)")
-
-    @property
-    def model(self) -> nn.Module:  # type: ignore[override]
-        return self.inner.model
 
     @property
     def loss(self) -> Loss:  # type: ignore[override]

@@ -10,71 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedge.core import Params
 from fedge.handle.chain import Layer
-from fedge.handle.stacked import Back
+from fedge.handle.tape import Tape
 from fedge.keys import fold_tensor, keep_mask
 
 aten = torch.ops.aten
 
 
-class LoneTape:
-    """A forward pass that remembers how to go back; `grads` fills on the way."""
+class LoneTape(Tape):
+    """Images lie as [B, C, H, W], channels last in memory; vectors as [B, F]."""
 
-    def __init__(self, params: Params, key: Tensor) -> None:
-        self.params, self.key = params, key
-        self.steps: list[Back] = []
-        self.grads: Params = {}
-        self.dropouts, self.trained = 0, False
-
-    def forward(self, layers: list[Layer], x: Tensor) -> Tensor:
-        for layer in layers:
-            x = getattr(self, layer.kind)(layer, x)
-        return x
-
-    def backward(self, g: Tensor) -> Params:
-        for back in reversed(self.steps):
-            g = back(g)
-        return self.grads
-
-    def _step(self, out: Tensor, back: Back) -> Tensor:
-        self.steps.append(back)
-        return out
-
-    def _is_first(self) -> bool:
-        """Whether no layer before this one wants a gradient; the way back then ends here."""
-        first, self.trained = not self.trained, True
-        if first:
-            self.steps.clear()
-        return first
-
-    def relu(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.relu()
-        return self._step(out, lambda g: aten.threshold_backward(g, out, 0))
-
-    def tanh(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.tanh()
-        return self._step(out, lambda g: g * (1 - out * out))
-
-    def sigmoid(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.sigmoid()
-        return self._step(out, lambda g: g * (out * (1 - out)))
-
-    def dropout(self, layer: Layer, x: Tensor) -> Tensor:
-        self.dropouts += 1
-        p = layer["p"]
-        if p == 0 or p == 1:
-            return self._step(x, lambda g: g) if p == 0 else self._step(x * 0, lambda g: g * 0)
-        scale = keep_mask(fold_tensor(self.key, self.dropouts), x.shape, p, x.device).to(x.dtype) / (1 - p)
-        return self._step(x * scale, lambda g: g * scale)
+    def keep(self, x: Tensor, p: float) -> Tensor:
+        return keep_mask(fold_tensor(self.key, self.dropouts), x.shape, p, x.device)
 
     def flatten(self, layer: Layer, x: Tensor) -> Tensor:
         shape = x.shape
-        return self._step(x.flatten(1), lambda g: g.view(shape))
+        return self.noted(x.flatten(1), lambda g: g.view(shape))
 
     def linear(self, layer: Layer, x: Tensor) -> Tensor:
         assert layer.weight is not None
-        first = self._is_first()
+        first = self.is_first()
         shape, flat, weight = x.shape, x.flatten(0, -2), self.params[layer.weight]
         out = flat @ weight.mT if layer.bias is None else torch.addmm(self.params[layer.bias], flat, weight.mT)
 
@@ -85,11 +40,11 @@ class LoneTape:
                 self.grads[layer.bias] = g.sum(0)
             return g if first else (g @ weight).view(shape)
 
-        return self._step(out.view(*shape[:-1], -1), back)
+        return self.noted(out.view(*shape[:-1], -1), back)
 
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         assert layer.weight is not None
-        first, padding = self._is_first(), list(layer["padding"])
+        first, padding = self.is_first(), list(layer["padding"])
         x, weight = x.contiguous(memory_format=torch.channels_last), self.params[layer.weight]
         out = F.conv2d(x, weight, None if layer.bias is None else self.params[layer.bias], padding=padding)
 
@@ -104,7 +59,7 @@ class LoneTape:
                 self.grads[layer.bias] = level
             return g if first else into
 
-        return self._step(out.contiguous(memory_format=torch.channels_last), back)
+        return self.noted(out.contiguous(memory_format=torch.channels_last), back)
 
     def pool(self, layer: Layer, x: Tensor) -> Tensor:
         kernel = list(layer["kernel"])
@@ -116,4 +71,4 @@ class LoneTape:
             found: Tensor = aten.max_pool2d_with_indices_backward(g, x, kernel, kernel, [0, 0], [1, 1], False, where)
             return found
 
-        return self._step(out, back)
+        return self.noted(out, back)

@@ -11,7 +11,7 @@ weights: images lie as [J, B, C, H, W]. Vectors lie as [J, B, F].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,79 +20,46 @@ from torch import Tensor
 
 from fedge.core import Params
 from fedge.handle.chain import Layer
+from fedge.handle.tape import Tape
 from fedge.keys import fold_tensor, keep_mask
 
-Back = Callable[[Tensor], Tensor]
 
-
-class Tape:
-    """A forward pass that remembers how to go back; `grads` fills on the way.
+class StackedTape(Tape):
+    """Everything has a leading job axis.
 
     `fused` says that a compiler joins pointwise operations: then they are spelt out, and nothing is done by halves.
     """
 
     def __init__(self, params: Params, key: Tensor, fused: bool) -> None:
-        self.params, self.key, self.fused = params, key, fused
-        self.steps: list[Back] = []
-        self.grads: Params = {}
-        self.dropouts, self.trained = 0, False
+        super().__init__(params, key)
+        self.fused = fused
         self.channels_first = False  # images lie as [J, C, B, H, W]
 
     def forward(self, layers: list[Layer], x: Tensor) -> Tensor:
-        for layer in layers:
-            x = getattr(self, layer.kind)(layer, x)
-        return self._turn(x, False)
-
-    def backward(self, g: Tensor) -> Params:
-        for back in reversed(self.steps):
-            g = back(g)
-        return self.grads
+        return self._turn(super().forward(layers, x), False)
 
     def _turn(self, x: Tensor, channels_first: bool) -> Tensor:
         """Images in the wanted order, as a view."""
         if channels_first == self.channels_first:
             return x
         self.channels_first = channels_first
-        self.steps.append(lambda g: g.transpose(1, 2))
-        return x.transpose(1, 2)
+        return self.noted(x.transpose(1, 2), lambda g: g.transpose(1, 2))
 
-    def _pointwise(self, out: Tensor, back: Back) -> Tensor:
-        self.steps.append(back)
-        return out
-
-    def relu(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.relu()
-        return self._pointwise(out, lambda g: torch.ops.aten.threshold_backward(g, out, 0))
-
-    def tanh(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.tanh()
-        return self._pointwise(out, lambda g: g * (1 - out * out))
-
-    def sigmoid(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.sigmoid()
-        return self._pointwise(out, lambda g: g * (out * (1 - out)))
-
-    def dropout(self, layer: Layer, x: Tensor) -> Tensor:
+    def keep(self, x: Tensor, p: float) -> Tensor:
         """The mask of one job is addressed by the element's place in [B, C, H, W], wherever it lies here."""
-        self.dropouts += 1
-        p = layer["p"]
-        if p == 0 or p == 1:
-            return self._pointwise(x, lambda g: g) if p == 0 else self._pointwise(x * 0, lambda g: g * 0)
         shape = x.transpose(1, 2).shape[1:] if self.channels_first else x.shape[1:]
         key = fold_tensor(self.key, self.dropouts).view(-1, *[1] * len(shape))
-        keep = keep_mask(key, shape, p, x.device)
-        scale = (keep.transpose(1, 2) if self.channels_first else keep).to(x.dtype) / (1 - p)
-        return self._pointwise(x * scale, lambda g: g * scale)
+        found = keep_mask(key, shape, p, x.device)
+        return found.transpose(1, 2) if self.channels_first else found
 
     def flatten(self, layer: Layer, x: Tensor) -> Tensor:
         x = self._turn(x, False)
         shape = x.shape
-        self.steps.append(lambda g: g.view(shape))
-        return x.flatten(2)
+        return self.noted(x.flatten(2), lambda g: g.view(shape))
 
     def linear(self, layer: Layer, x: Tensor) -> Tensor:
         assert layer.weight is not None
-        x, first = self._turn(x, False), self._is_first()
+        x, first = self._turn(x, False), self.is_first()
         shape, flat, weight = x.shape, x.flatten(1, -2), self.params[layer.weight]
         bias = None if layer.bias is None else self.params[layer.bias].unsqueeze(1)
         out = self._product(bias, flat, weight.mT)
@@ -104,8 +71,7 @@ class Tape:
                 self.grads[layer.bias] = g.sum(1)
             return g if first else (g @ weight).view(shape)
 
-        self.steps.append(back)
-        return out.view(*shape[:-1], -1)
+        return self.noted(out.view(*shape[:-1], -1), back)
 
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         assert layer.weight is not None
@@ -115,7 +81,7 @@ class Tape:
         jobs, outputs, channels, *kernel = weight.shape
         size = seen(x, kernel, layer["padding"])
         whole = jobs * tiles(outputs) * tiles(channels * kernel[0] * kernel[1]) >= enough(x)
-        x, first = self._turn(x, whole), self._is_first()
+        x, first = self._turn(x, whole), self.is_first()
         examples, depth = x.shape[2 if whole else 1], channels * kernel[0] * kernel[1]
         x = self._kept(padded(x, layer["padding"])) if any(layer["padding"]) else x
         found = patches(x, kernel)  # [J, B, C, kh, kw, H', W'], or C before B
@@ -145,14 +111,8 @@ class Tape:
             into = into.permute(0, 1, 4, 2, 3, 5, 6) if whole else into.unflatten(0, (jobs, examples))
             return put_back(into, layer["padding"], self.fused)
 
-        self.steps.append(back)
-        return out.view(jobs, outputs, examples, *size) if whole else out.view(jobs, examples, outputs, *size)
-
-    def _is_first(self) -> bool:
-        """Whether no layer before this one wants a gradient; the way back then ends here."""
-        if not self.trained:
-            self.steps.clear()
-        return not self.trained
+        lie = (outputs, examples) if whole else (examples, outputs)
+        return self.noted(out.view(jobs, *lie, *size), back)
 
     def _kept(self, x: Tensor) -> Tensor:
         """Written to memory once: a compiler would compute it anew for every pixel of a window."""
@@ -163,7 +123,6 @@ class Tape:
         return self._kept(sum(parts.unbind(1)[1:], parts[:, 0])) if self.fused else parts.sum(1)
 
     def _product(self, bias: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-        self.trained = True
         if bias is None:
             return a @ b
         return a @ b + bias if self.fused else torch.baddbmm(bias, a, b)
@@ -188,8 +147,7 @@ class Tape:
             left = (0, width - columns * b, 0, height - rows * a)
             return F.pad(spread, left) if any(left) else spread
 
-        self.steps.append(back)
-        return torch.as_tensor(out)
+        return self.noted(torch.as_tensor(out), back)
 
 
 def tiles(size: int) -> int:

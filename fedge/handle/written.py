@@ -16,7 +16,7 @@ from fedge.core import Batch, Loss, Params
 from fedge.handle.chain import Layer, NotAChain, read
 from fedge.handle.lone import LoneTape
 from fedge.handle.plain import Handle, cross_entropy
-from fedge.handle.stacked import Tape
+from fedge.handle.stacked import StackedTape
 
 
 class Program:
@@ -31,9 +31,9 @@ class Program:
     def stacked(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""
         if not self.half:
-            tape = Tape(params, key, self.fused)
+            tape = StackedTape(params, key, self.fused)
             return tape.backward(self.downhill(tape.forward(self.layers, x), y, mask))
-        tape = Tape({name: leaf.bfloat16() for name, leaf in params.items()}, key, self.fused)
+        tape = StackedTape({name: leaf.bfloat16() for name, leaf in params.items()}, key, self.fused)
         logits = tape.forward(self.layers, x.bfloat16()).float()
         grads = tape.backward(self.downhill(logits, y, mask).bfloat16())
         return {name: leaf.to(params[name].dtype) for name, leaf in grads.items()}
