@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedge.cli.errors import ASKED, FAILED, fail, one_line
 from fedge.cli.interrupt import Interrupt
+from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings
 from fedge.cli.run import display, finish, say, stopped
 from fedge.cli.text import examples, to_json
 from fedge.experiment import Outcome, Plan, build
@@ -53,25 +54,18 @@ def _deploying() -> Iterator[None]:
     )
 )
 def local(
-    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")] = None,
+    experiment: Experiment = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="SuperNodes, one a client.", show_default="as the file says")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as train.rounds=20. Repeatable."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the runs.", show_default="runs/NAME")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
-    ] = False,
+    settings: Settings = None,
+    out: Out = None,
+    resume: Resume = False,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one phase of a round.")] = 120.0,
     min_replies: Annotated[int, typer.Option(min=1, metavar="N", help="Good replies that a phase needs.")] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")] = True,
+    quiet: Quiet = False,
+    json: Json = False,
+    report: Report = True,
 ) -> None:
     """Start a fleet on this machine, run an experiment on it, and stop it.
 

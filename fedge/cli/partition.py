@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedge.cli.errors import one_line
+from fedge.cli.options import Experiment
 from fedge.cli.text import examples, to_json
 from fedge.experiment import ExperimentError, load_federation
 from fedge.federation import Federation
@@ -33,7 +34,7 @@ def _group() -> None:
     )
 )
 def show(
-    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")] = None,
+    experiment: Experiment = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as partition.labels=1. Repeatable."),

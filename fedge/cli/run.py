@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
+from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, rows, table, with_rounds
 from fedge.cli.text import to_json
@@ -28,22 +29,15 @@ PICTURE = "accuracy.png"
 
 
 def run(
-    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as train.rounds=20. Repeatable."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the runs.", show_default="runs/NAME")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
-    ] = False,
+    experiment: Experiment = None,
+    settings: Settings = None,
+    out: Out = None,
+    resume: Resume = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")] = True,
+    report: Report = True,
     rank_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="Under torchrun: how long to wait for another process.")
     ] = TIMEOUT,

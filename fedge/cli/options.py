@@ -1,0 +1,21 @@
+"""Options that several commands have: said once, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Experiment = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as train.rounds=20. Repeatable."),
+]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the runs.", show_default="runs/NAME")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")]
