@@ -77,7 +77,7 @@ def main() -> None:
         while hits < kills:
             after = draw.uniform(0.1, 0.8) * whole
             if run(folder / "killed", environment, after):
-                break
+                sys.exit(f"it came to its end after {hits} of {kills} kills: try again")
             hits += 1
             begun = len(list((folder / "killed" / "runs").glob("*")))
             print(f"killed after {after:.1f} s, with {begun} runs begun and not finished")

@@ -126,7 +126,7 @@ def test_an_archive_is_checked_before_it_is_read(tmp_path: Path, monkeypatch: py
 def some_features(count: int = 40) -> Features:
     draw = np.random.default_rng(0)
     values = (draw.standard_normal((count, 50, 16)) * np.linspace(300, 5, 16)).astype(np.float32)
-    clips = tuple(f"one/{at}.wav" for at in range(count))
+    clips = tuple(f"{speech_commands.WORDS[at % 10]}/{at}.wav" for at in range(count))
     return Features(values, np.arange(count) % 10, clips, speech_commands.WORDS)
 
 
@@ -170,7 +170,7 @@ def test_features_of_another_format_are_refused(tmp_path: Path) -> None:
         "scale": np.ones(16, np.float32),
         "mean": np.ones(16, np.float32),
         "label": np.array([0, 9], np.uint8),
-        "clip": np.array([b"a", b"b"]),
+        "clip": np.array([b"one/a.wav", b"go/b.wav"]),
         "classes": np.array([word.encode() for word in speech_commands.WORDS]),
     }
     np.savez(path, **right)
@@ -179,6 +179,11 @@ def test_features_of_another_format_are_refused(tmp_path: Path) -> None:
         ("mfcc", np.zeros((2, 49, 16), np.int16), r"mfcc has shape \(2, 49, 16\)"),
         ("mfcc", np.zeros((2, 50, 16)), "mfcc has dtype float64"),
         ("label", np.array([0, 10], np.uint8), "label 10 has no word"),
+        ("label", np.array([0, 1], np.uint8), "clip go/b.wav is labelled 'two'"),
+        ("label", np.array(0, np.uint8), "expected one number a clip"),
+        ("clip", np.array([b"one/a.wav", b"one/a.wav"]), "1 clips are there more than once"),
+        ("scale", np.zeros(16, np.float32), "scale has values that are not positive and finite"),
+        ("mean", np.full(16, np.nan, np.float32), "mean has values that are not finite"),
         ("scale", None, "no file of prepared features: .*scale"),
     ]:
         np.savez(path, **{key: value for key, value in (right | {name: wrong}).items() if value is not None})

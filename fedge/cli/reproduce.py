@@ -18,7 +18,7 @@ from fedge.cli.progress import Display
 from fedge.cli.run import say
 from fedge.cli.text import pace, percent
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune
-from fedge.reproduce.campaign import Tell
+from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.places import TUNE, check, paper, root
@@ -71,7 +71,8 @@ def reproduce(
         if plan:
             work.plan(names)
             return
-        code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes)
+        with locked(out):
+            code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes)
     if code:
         raise typer.Exit(code)
 
@@ -131,6 +132,8 @@ class _Work:
             what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
             say(self.console, f"{name}: the paper has nothing on {what}")
             return
+        for method in dict.fromkeys(job.method for job in wanted if job.rank is None):
+            say(self.console, f"{method} was not tuned on {dataset}: the values of the files are used")
         done: list[Job] = []
         while done != wanted:  # what diverged gives way to the next best setting
             for job in wanted:

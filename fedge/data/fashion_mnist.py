@@ -41,15 +41,20 @@ MARKERS = tuple(f"{name}{ending}" for name in CONTENT for ending in ("", ".gz"))
 
 
 def find(path: Path | str | None = None) -> Path:
-    """The folder with the four idx files, zipped or not."""
-    return locate("fashion_mnist", path, MARKERS, (DEBIAN,)).parent
+    """The folder with the four idx files, zipped or not; Debian's, if ours is incomplete."""
+    folder = locate("fashion_mnist", path, MARKERS, (DEBIAN,)).parent
+    return Path(DEBIAN) if path is None and not _is_complete(folder) and _is_complete(Path(DEBIAN)) else folder
+
+
+def _is_complete(folder: Path) -> bool:
+    return all(any((folder / f"{name}{ending}").is_file() for ending in ("", ".gz")) for name in CONTENT)
 
 
 def files(folder: Path) -> list[Path]:
     """The four files as they are there, zipped or not."""
     found = []
     for name in CONTENT:
-        there = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        there = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
         if not there:
             raise DataError(f"{folder} has no {name} or {name}.gz: {AGAIN}")
         found.append(there[0])

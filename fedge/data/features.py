@@ -41,7 +41,7 @@ def read_features(path: Path) -> Features:
             found = {name: stored[name] for name in ("mfcc", "scale", "mean", "label", "clip", "classes")}
     except KeyError as error:
         raise DataError(f"{path} is no file of prepared features: {error.args[0]}") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, MemoryError) as error:
         raise DataError(f"{path} is truncated or damaged: {error}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
@@ -53,6 +53,8 @@ def read_features(path: Path) -> Features:
 
 
 def _check(path: Path, found: dict[str, NDArray[np.generic]]) -> None:
+    if found["label"].ndim != 1:
+        raise DataError(f"{path}: label has shape {found['label'].shape}, expected one number a clip")
     count = len(found["label"])
     shapes = {
         "mfcc": (count, FRAMES, COEFFICIENTS),
@@ -69,6 +71,20 @@ def _check(path: Path, found: dict[str, NDArray[np.generic]]) -> None:
             raise DataError(f"{path}: {name} has dtype {found[name].dtype}, which is not of that format")
     if count and int(found["label"].max()) >= len(found["classes"]):
         raise DataError(f"{path}: label {found['label'].max()} has no word, there are {len(found['classes'])}")
+    for name in ("scale", "mean"):
+        values = found[name].astype(np.float64)
+        if not np.isfinite(values).all() or (name == "scale" and (values <= 0).any()):
+            raise DataError(f"{path}: {name} has values that are not {'positive and ' * (name == 'scale')}finite")
+    _check_clips(path, found["clip"].tolist(), found["classes"][found["label"]].tolist())
+
+
+def _check_clips(path: Path, clips: list[bytes], words: list[bytes]) -> None:
+    """Every clip once, and under the word that its name begins with."""
+    if len(set(clips)) != len(clips):
+        raise DataError(f"{path}: {len(clips) - len(set(clips))} clips are there more than once")
+    for clip, word in zip(clips, words, strict=True):
+        if clip.split(b"/")[0] != word:
+            raise DataError(f"{path}: clip {clip.decode()} is labelled {word.decode()!r}")
 
 
 def write_features(path: Path, features: Features) -> None:

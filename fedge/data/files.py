@@ -14,6 +14,7 @@ from fedge.data.errors import DataError
 
 AGAIN = "get the official file again"
 PIECE = 1 << 20
+MOST = 1 << 28  # bytes of one file, unpacked
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,13 @@ class Remote:
 
 
 def read(path: Path) -> bytes:
-    """The whole content, unzipped if the name ends in .gz."""
+    """The whole content, unzipped if the name ends in .gz; more than any official file has is refused."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            raw = file.read(MOST + 1)
+        if len(raw) > MOST:
+            raise DataError(f"{path} holds more than {MOST >> 20} MiB, no official file does: {AGAIN}")
+        return raw
     except FileNotFoundError:
         raise DataError(f"{path} is missing: {AGAIN}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -70,6 +74,8 @@ def members(archive: Path, wanted: Collection[str] | None = None) -> Iterator[tu
             for member in tar:
                 name = member.name.removeprefix("./")
                 if member.isfile() and (wanted is None or name in wanted):
+                    if member.size > MOST:
+                        raise DataError(f"{archive}: {name} has more than {MOST >> 20} MiB: {AGAIN}")
                     file = tar.extractfile(member)
                     assert file is not None
                     yield name, file.read()

@@ -42,5 +42,7 @@ def _copy(one: Entry, place: Path, folder: Path) -> None:
                 part = target.with_name(f".{target.name}.part")
                 shutil.copyfile(path, part)
                 os.replace(part, target)
+                other = target.with_suffix("") if target.suffix == ".gz" else target.with_name(f"{target.name}.gz")
+                other.unlink(missing_ok=True)  # the same file in another form would hide this one
     except OSError as error:
         raise DataError(f"cannot copy to {folder}: {error.strerror or error}; set FEDGE_DATA to another") from error

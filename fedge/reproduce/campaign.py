@@ -6,6 +6,7 @@ import gc
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -128,6 +129,24 @@ class Campaign:
             "engine": {"precision": "fp32", "compile": False} | self.engine,
         }
         return head | {"rounds": job.rounds, "failed": failed} | ({} if run is None else figures(run)) | tail
+
+
+def locked(out: Path) -> AbstractContextManager[Any]:
+    """A file that only one process holds at a time; it is free again when that process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        return nullcontext()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / ".lock", "w")  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ExperimentError(f"another process is at work in {out}: wait for it, or choose another --out") from None
+    except OSError as error:
+        raise ExperimentError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
+    return file
 
 
 def _release() -> None:

@@ -32,7 +32,7 @@ class Job:
     label: str
     seed: int
     config: Table  # with this algorithm alone; can be run again with `fedge run`
-    rank: int = 0  # which choice of the tuning it uses; not the first if that diverged
+    rank: int | None = None  # which choice of the tuning it uses, not 0 if that diverged; None: it was not tuned
 
     @property
     def dataset(self) -> str:
@@ -103,7 +103,8 @@ def _settled(
         runs = [of_file(experiment, file, seed, rounds, chosen)[position] for seed in seeds]
         if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
             break
-        tried.append([replace(job, rank=rank) for job in runs])
+        tuned = ranked is not None and bool(ranked(runs[0].dataset, runs[0].method)) if runs else False
+        tried.append([replace(job, rank=rank if tuned else None) for job in runs])
         if not any(diverged(job.key) for job in runs):
             return tried[-1]
     return tried[0]

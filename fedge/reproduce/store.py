@@ -13,6 +13,14 @@ from fedge.experiment import ExperimentError
 Line = dict[str, Any]
 
 
+def _is_json(raw: bytes) -> bool:
+    try:
+        json.loads(raw)
+    except ValueError:
+        return False
+    return True
+
+
 class Store:
     """The lines of a file, found by key; of two with one key the later counts."""
 
@@ -24,6 +32,10 @@ class Store:
         if not self.path.exists():
             return
         whole = self.path.read_bytes()
+        if whole and not whole.endswith(b"\n") and _is_json(whole.splitlines()[-1]):
+            with open(self.path, "ab") as file:
+                file.write(b"\n")  # a kill just before it
+            whole += b"\n"
         for number, raw in enumerate(whole.splitlines(keepends=True), 1):
             try:
                 yield json.loads(raw)

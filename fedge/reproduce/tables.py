@@ -45,6 +45,11 @@ class Cell:
         failed = f" ({lost} of {len(self.lines)} diverged)" if lost else ""
         return (spread(values, places) if values else NOTHING) + some + failed
 
+    def first_round(self, name: str, target: float) -> float:
+        """The mean over the seeds of the first round at the target (in %); infinite if one never is."""
+        firsts = [first(line[name], target / 100) for line in self.good]
+        return mean(float("inf") if one is None else one for one in firsts)
+
     def reached(self, name: str, target: float) -> str:
         """The first round at which a series is at the target (in %)."""
         if not self.lines:
@@ -158,7 +163,10 @@ def setting(job: Job) -> str:
     neutral = {"lr_decay": 1, "server_momentum": 0} | ({"lr": inner.get("lr")} if "local_lr" in inner else {})
     shown = {name: inner[name] for name in names if name in inner and inner[name] != neutral.get(name, ())}
     said = ", ".join(f"{name} {'all' if value in (None, 'none') else f'{value:g}'}" for name, value in shown.items())
-    return said + (f" (choice {job.rank + 1}: with those before it, runs diverged)" if job.rank else "")
+    modes = ", ".join(str(inner[name]) for name in ("source", "curvature", "matrix") if name in inner)
+    note = " (not tuned)" if job.rank is None else ""
+    note = f" (choice {job.rank + 1}: with those before it, runs diverged)" if job.rank else note
+    return said + (f", {modes}" if modes else "") + note
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

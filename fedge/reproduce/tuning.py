@@ -101,16 +101,19 @@ def _key(value: Any) -> str:
 
 
 class Choices:
-    """What tuning chose, from the first of these stores that knows the method; the file's own values if none does."""
+    """What tuning chose: after the most rounds; of equals, in the first of these stores, and there the newest.
+
+    So a short trial of the command does not decide over the settings of whole runs.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.lines: dict[tuple[str, str], Line] = {}
-        for path in paths:
-            newest: dict[tuple[str, str], Line] = {}
+        for path in reversed(list(paths)):
             for line in Store(path).lines:
                 if line.get("kind") == "choice":
-                    newest[line["dataset"], line["method"]] = line
-            self.lines = newest | self.lines
+                    name = line["dataset"], line["method"]
+                    if line.get("rounds", 0) >= self.lines.get(name, {}).get("rounds", 0):
+                        self.lines[name] = line
 
     def __call__(self, dataset: str, method: str) -> list[Setting]:
         """What was chosen, and after it what would have been next: by rounds survived, then by score."""
