@@ -36,7 +36,8 @@ def at_least_one(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        none = ', or None ("none" in a file) for all examples in one batch' if optional else ""
+        none = ', or None ("none" in a file)' if optional else ""
+        none += " for all examples in one batch" if optional and name == "batch_size" else ""
         raise ValueError(f"{name} is {value!r}, it must be a whole number of at least 1{none}")
 
 

@@ -45,6 +45,10 @@ def train(
     checkpoint_every: int = 10,
     config: Mapping[str, Any] | None = None,
     name: str | None = None,
+    precision: str = "fp32",
+    compile: bool = False,
+    chunk: int | None = None,
+    workers: int | None = None,
     link: Any = None,
     on_round: Callable[[Record], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -54,15 +58,19 @@ def train(
     `start` goes on from an earlier run: its state, its history, its round numbers; 10 rounds and 10 more are the
     20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
     rounds, and ends as if it had never stopped. `link` carries the phases; by default the vectorised simulator on
-    `device`. `stop` is asked after every phase: if it says so, training ends at the last complete round.
+    `device` with this `precision`, `compile`, `chunk` and these `workers` (see `Simulator`). `stop` is asked after
+    every phase: if it says so, training ends at the last complete round.
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
-    _check_arguments(algorithm, federation, seed, device)
+    _check_arguments(algorithm, federation, seed)
     for field_name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
         at_least_one(field_name, value)
     at_least_one("checkpoint_every", checkpoint_every)
     draw = cohorts(federation.clients, cohort)
-    link = Simulator(algorithm, federation, device=device) if link is None else link
+    if link is None:
+        options: Any = {"precision": precision, "compile": compile, "chunk": chunk, "workers": workers}
+        link = Simulator(algorithm, federation, device=device, **options)
+    _check_link(algorithm, link)
     settings = {"rounds": rounds, "cohort": cohort, "seed": seed, "evaluate_every": evaluate_every}
     settings |= {"evaluate_train": evaluate_train, "checkpoint_every": checkpoint_every}
     log = open_log(out, config or describe(algorithm, federation, settings), name, link, checkpoint_every)
@@ -84,6 +92,12 @@ def train(
     with link.working():
         _rounds(run, Interruptible(link, stop), judge, log, seed, draw, last, evaluate_every, on_round)
     return run
+
+
+def _check_link(algorithm: Algorithm[S], link: Any) -> None:
+    own = getattr(link, "algorithm", algorithm)
+    if own is not algorithm:
+        raise ValueError(f"the link was made for another {type(own).__name__}: make one with this algorithm object")
 
 
 def _rounds(
@@ -182,7 +196,7 @@ def _begin(algorithm: Algorithm[S], link: Any, start: Run[S] | None, seed: int, 
     return run
 
 
-def _check_arguments(algorithm: Any, federation: Any, seed: Any, device: Any) -> None:
+def _check_arguments(algorithm: Any, federation: Any, seed: Any) -> None:
     """The slips that would otherwise surface deep inside."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"the first argument is {_kind(algorithm)}, it must be an algorithm such as FedAvg(model)")
@@ -190,8 +204,6 @@ def _check_arguments(algorithm: Any, federation: Any, seed: Any, device: Any) ->
         raise TypeError(f"the second argument is {_kind(federation)}, it must be a Federation(data, lists)")
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(f"seed is {seed!r}, it must be a whole number")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA device here: use 'cpu'")
 
 
 def _kind(thing: Any) -> str:

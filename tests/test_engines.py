@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedge
@@ -22,6 +23,7 @@ from fedge.engine.crew import Crew
 from fedge.engine.memory import Budget, peak
 from fedge.engine.rewrite import split_updates
 from fedge.engine.trace import check_same
+from fedge.handle import written
 from fedge.keys import fold_array, fold_tensor
 from tests.cases import close, generator, ragged, toy_data, toy_model
 
@@ -234,3 +236,67 @@ def test_a_compiled_step_is_shared_by_runs_that_differ_in_their_step_size(monkey
     assert trace.compiled(graph(0.2, 3.0), leaves) is not first, "another constant is another step"
     assert trace.compiled(graph(0.1, 1.0), [leaf.double() for leaf in leaves]) is not first
     assert len(made) == 3
+
+
+class Skipping(nn.Module):
+    """Not a chain: torch.fx looks into it whenever a handle is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(72, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x + self.conv(x)).flatten(1))
+
+
+def test_modules_are_looked_into_before_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While torch.fx traces, every module of the process is patched: one that a worker calls would fail at random."""
+    seen, looked = set(), written.read
+
+    def look(module: nn.Module) -> Any:
+        seen.add(threading.current_thread())
+        return looked(module)
+
+    monkeypatch.setattr(written, "read", look)
+    federation = problem(True)
+    algorithm = fedge.FedAvg(Skipping().double(), epochs=1, batch_size=4)
+    link = Simulator(algorithm, federation, workers=3)
+    fedge.train(algorithm, federation, rounds=2, link=link)
+    assert len(link.crew._pool._threads) > 1
+    assert seen == {threading.main_thread()}
+
+
+def test_a_link_of_another_algorithm_is_refused() -> None:
+    federation = problem(False)
+    one, other = algorithms(False)["fedavg"], algorithms(False)["fedavg"]
+    with pytest.raises(ValueError, match="the link was made for another FedAvg"):
+        fedge.train(one, federation, rounds=1, link=Simulator(other, federation))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "tf32"}, "precision is 'tf32', which is for CUDA devices"),
+        ({"compile": True}, "compile is for CUDA devices"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', torch has here: cpu"),
+        ({"device": "gpu"}, "device is 'gpu', it must be"),
+        ({"chunk": 0}, r'chunk is 0, it must be a whole number of at least 1, or None \("none" in a file\)$'),
+    ],
+)
+def test_what_a_device_does_not_have_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedge.train(algorithms(False)["fedavg"], problem(False), rounds=1, **options)
+
+
+def test_the_engine_s_options_are_train_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    start = Simulator.__init__
+
+    def noted(self: Simulator, *args: Any, **options: Any) -> None:
+        made.append(options)
+        start(self, *args, **options)
+
+    monkeypatch.setattr(Simulator, "__init__", noted)
+    fedge.train(algorithms(True)["fedavg"], problem(True), rounds=1, chunk=2, workers=1, device="auto")
+    assert made[0]["chunk"] == 2
+    assert made[0]["workers"] == 1

@@ -189,7 +189,7 @@ def test_a_seed_that_is_no_number_and_a_device_that_is_not_there() -> None:
     with pytest.raises(TypeError, match="seed is None, it must be a whole number"):
         fedge.train(algorithm, federation, rounds=1, seed=None)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="device is 'cuda', but torch finds no CUDA device here"):
+        with pytest.raises(ValueError, match="device is 'cuda', torch has here: cpu"):
             fedge.train(algorithm, federation, rounds=1, device="cuda")
 
 

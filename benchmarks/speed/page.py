@@ -80,7 +80,7 @@ def detail_table(name: str) -> str:
             f"{one['peak_memory'] / 1e9:.1f}",
         ])  # fmt: skip
     header = ["", "s a round", "fastest – slowest", "plain loop", "times faster", "GFLOP/s", "outside kernels"]
-    return markdown([*header, "first round, s", "peak, GB"], rows)
+    return markdown([*header, "first round, s", "peak so far, GB"], rows)
 
 
 def summary() -> str:

@@ -68,6 +68,8 @@ def measure(
     every = torch.get_num_threads()
     ours_threads, plain_threads = threads or (every, min(every, workload.loop_threads or every))
     torch.set_num_threads(ours_threads)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     step = round_of(workload, device, **engine)
     step()

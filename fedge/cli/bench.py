@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedge.bench import WORKLOADS, Timing, measure
 from fedge.bench.check import NAMES, SETTINGS, check
-from fedge.checks import choice
+from fedge.checks import nearest
 from fedge.cli.errors import one_line
 from fedge.cli.text import to_json
 from fedge.experiment import ExperimentError
@@ -24,7 +24,9 @@ ON_A_CPU = ("A", "B", "C")
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD]...")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help=f"{', '.join(WORKLOADS)}.", show_default="A B C")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that are timed; the median counts.")] = 5,
     precision: Annotated[str, typer.Option(help="fp32, or tf32 or bf16 on a GPU.")] = "fp32",
@@ -43,7 +45,7 @@ def bench(
         if agree:
             raise typer.Exit(_check(console, place, names or []))
         chosen = [name.upper() for name in names or _usual(place)]
-        _known(chosen)
+        _known(chosen, place)
         options = {"precision": precision, "compile": compile}
         timings = [_one(name, place, repeats, plain, options, console) for name in chosen]
     if json:
@@ -53,10 +55,12 @@ def bench(
         console.print(_table(timings))
 
 
-def _known(names: list[str]) -> None:
+def _known(names: list[str], device: str) -> None:
     for name in names:
         if name not in WORKLOADS:
             raise ExperimentError(f"workload is {name!r}, it must be one of {', '.join(WORKLOADS)}")
+        if device.split(":")[0] not in WORKLOADS[name].devices:
+            raise ExperimentError(f"workload {name} would take hours on {device}: it is for a GPU")
 
 
 def _usual(device: str) -> list[str]:
@@ -65,7 +69,10 @@ def _usual(device: str) -> list[str]:
 
 def _one(name: str, device: str, repeats: int, plain: bool, options: dict[str, Any], console: Console) -> Timing:
     console.print(f"{name}: {WORKLOADS[name].title}", highlight=False)
-    return measure(WORKLOADS[name], device, repeats, plain, **options)
+    try:
+        return measure(WORKLOADS[name], device, repeats, plain, **options)
+    except ValueError as error:  # options that this device does not have
+        raise ExperimentError(str(error)) from error
 
 
 def _figures(timing: Timing) -> dict[str, Any]:
@@ -96,7 +103,8 @@ def _table(timings: list[Timing]) -> Table:
 def _check(console: Console, device: str, names: list[str]) -> int:
     """Every engine against the loop-back link; the exit code says whether all agreed."""
     for name in names:
-        choice("algorithm", name, NAMES)
+        if name not in NAMES:
+            raise ExperimentError(f"algorithm is {name!r}{nearest(name, NAMES)}, it must be one of {', '.join(NAMES)}")
     bad = []
     for gap in check(device, names or NAMES):
         line = f"{gap.size:8.1e}  {gap.algorithm}, {gap.engine}"

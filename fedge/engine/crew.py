@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +32,10 @@ class Crew:
     def map(self, work: Callable[[T, Tasks], Any], jobs: Iterable[T]) -> Iterator[tuple[T, Any]]:
         """(job, work(job, tasks)) in the order of the jobs, with a few of them under way."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, "fedge", initializer=self._begin)
+            tasks = SimpleQueue[Tasks]()
+            for _ in range(self.workers):  # here, one after another: to look into a module, torch patches all modules
+                tasks.put(self.make_tasks())
+            self._pool = ThreadPoolExecutor(self.workers, "fedge", initializer=self._begin, initargs=(tasks,))
         waiting: deque[tuple[T, Future[Any]]] = deque()
         try:
             for job in jobs:
@@ -46,9 +50,9 @@ class Crew:
             for _, future in waiting:
                 future.cancel()
 
-    def _begin(self) -> None:
+    def _begin(self, tasks: SimpleQueue[Tasks]) -> None:
         torch.set_num_threads(1)
-        self._own.tasks = self.make_tasks()
+        self._own.tasks = tasks.get()
 
     def _one(self, work: Callable[[T, Tasks], Any], job: T) -> Any:
         with torch.no_grad():

@@ -17,6 +17,7 @@ from fedge.engine import replies
 from fedge.engine.group import Group
 from fedge.engine.ledger import Ledger
 from fedge.engine.memory import useful_threads
+from fedge.engine.place import place
 from fedge.engine.population import Population
 from fedge.federation import Federation
 from fedge.handle import Handle, parameters
@@ -38,10 +39,11 @@ class LocalLink(ABC):
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
         choice("precision", precision, ("fp32", "tf32", "bf16"))
-        self.precision = precision
+        self.algorithm, self.precision, self.device = algorithm, precision, place(device)
+        if precision != "fp32" and self.device.type != "cuda":
+            raise ValueError(f"precision is {precision!r}, which is for CUDA devices: use 'fp32' on {self.device}")
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
-        self.device = torch.device(device)
         self.min_replies, self.max_weight = min_replies, max_weight
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)

@@ -59,6 +59,8 @@ class Simulator(LocalLink):
         self.chunk, self.compile, self.written = chunk, compile, written
         self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
         super().__init__(algorithm, federation, device=device, **options)
+        if compile and self.device.type != "cuda":
+            raise ValueError(f"compile is for CUDA devices: on {self.device} steps are recorded, leave it out")
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}

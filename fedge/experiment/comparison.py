@@ -142,7 +142,8 @@ class _Job:
         if self.group.size == 1:
             return self.link(label)
         with self.group.together():
-            return Ranks(algorithm, self.setup.federation, device=self.setup.train["device"], group=self.group)
+            chosen = {name: self.setup.train[name] for name in ("device", "precision", "compile", "chunk", "workers")}
+            return Ranks(algorithm, self.setup.federation, group=self.group, **chosen)
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""

@@ -87,8 +87,8 @@ class Campaign:
         experiment = parse(job.config | {"train": job.config["train"] | {"device": self.device}})
         setup = build(experiment, self._loaded(job))
         (algorithm,) = setup.algorithms.values()
-        link = Simulator(algorithm, setup.federation, device=self.device, **self.engine)
         try:
+            link = Simulator(algorithm, setup.federation, device=self.device, **self.engine)
             run = train(
                 algorithm,
                 setup.federation,

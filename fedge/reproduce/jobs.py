@@ -20,7 +20,9 @@ Setting = dict[str, Any]
 Chosen = Callable[[str, str], Setting]  # (dataset, method) -> what to set
 Ranked = Callable[[str, str], Sequence[Setting]]  # the same, the best first; empty where nothing was tuned
 RANKS = 4  # settings of a method that are tried at most, when the ones before diverged
-NOT_THE_RESULT = {"train": ("device", "checkpoint_every"), "data": ("path",)}  # fields that leave the numbers alone
+NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
+    "train": ("device", "checkpoint_every", "precision", "compile", "chunk", "workers"), "data": ("path",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
