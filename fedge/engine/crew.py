@@ -35,7 +35,7 @@ class Crew:
             tasks = SimpleQueue[Tasks]()
             for _ in range(self.workers):  # here, one after another: to look into a module, torch patches all modules
                 tasks.put(self.make_tasks())
-            self._pool = ThreadPoolExecutor(self.workers, "fedge", initializer=self._begin, initargs=(tasks,))
+            self._pool = ThreadPoolExecutor(self.workers, "fedge", initializer=_begin, initargs=(self._own, tasks))
         waiting: deque[tuple[T, Future[Any]]] = deque()
         try:
             for job in jobs:
@@ -50,10 +50,12 @@ class Crew:
             for _, future in waiting:
                 future.cancel()
 
-    def _begin(self, tasks: SimpleQueue[Tasks]) -> None:
-        torch.set_num_threads(1)
-        self._own.tasks = tasks.get()
-
     def _one(self, work: Callable[[T, Tasks], Any], job: T) -> Any:
         with torch.no_grad():
             return work(job, self._own.tasks)
+
+
+def _begin(own: threading.local, tasks: SimpleQueue[Tasks]) -> None:
+    """A thread holds on to what it begins with, so that must not be the crew: nobody could ever let go of it."""
+    torch.set_num_threads(1)
+    own.tasks = tasks.get()

@@ -146,6 +146,8 @@ def _steps(block: Batch) -> Iterator[Batch]:
     return map(Batch, *[leaf.unbind() for leaf in block])
 
 
-def _own(leaf: Tensor) -> Tensor:
+def _own(leaf: Any) -> Tensor:
     """A copy that the steps may overwrite."""
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"start returned a {type(leaf).__name__} in the carry: only tensors can be carried")
     return leaf.clone(memory_format=torch.contiguous_format)

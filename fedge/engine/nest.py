@@ -25,6 +25,36 @@ def leaves(nest: Any) -> list[Any]:
     return flatten(nest)[0]
 
 
+def leaves_as(nest: Any, spec: Spec) -> list[Any]:
+    """The leaves of a nest in the order of another of the same make, whose dicts may have been written otherwise."""
+    found, own = flatten(nest)
+    if own == spec:
+        return found
+    try:
+        return list(_sorted(nest, spec))
+    except (KeyError, TypeError, ValueError):
+        raise TypeError(f"a step returned a carry that is not made as the one it got: {own}, not {spec}") from None
+
+
+def _sorted(nest: Any, spec: Spec) -> Iterator[Any]:
+    if spec is None:
+        if not isinstance(nest, Tensor):
+            raise TypeError
+        yield nest
+        return
+    kind, about, parts = spec
+    if kind is pytree:
+        found, own = pytree.tree_flatten(nest)
+        if own != about:
+            raise TypeError
+        yield from found
+        return
+    if type(nest) is not kind or len(nest) != len(parts):
+        raise TypeError
+    for part, below in zip([nest[key] for key in about] if kind is dict else nest, parts, strict=True):
+        yield from _sorted(part, below)
+
+
 def unflatten(leaves: list[Any], spec: Spec) -> Any:
     """The nest again."""
     return _give(iter(leaves), spec)
@@ -42,7 +72,7 @@ def _take(nest: Any, leaves: list[Any]) -> Spec:
     kind = type(nest)
     if kind is dict:
         return dict, tuple(nest), tuple([_take(part, leaves) for part in nest.values()])
-    if isinstance(nest, tuple):
+    if kind is tuple or (isinstance(nest, tuple) and hasattr(nest, "_fields")):
         return kind, None, tuple([_take(part, leaves) for part in nest])
     if isinstance(nest, Tensor) or pytree.tree_is_leaf(nest):
         leaves.append(nest)

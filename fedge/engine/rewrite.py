@@ -81,14 +81,44 @@ def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:
     inputs = [node for node in nodes if node.op == "placeholder"]
     (output,) = [node for node in nodes if node.op == "output"]
     successors: list[Any] = list(output.args[0])
+    held = {inputs[index] for index in carry}
     for node, index in zip(successors, carry, strict=True):
         old = inputs[index]
-        last = max((place[user] for user in old.users), default=-1)
+        last = max((place[user] for part in _views(old) for user in part.users), default=-1)
         update = isinstance(node, Node) and node.target is aten.add.Tensor and node.args[0] == old
-        if update and place[node] == last and _shape(node) == _shape(old):
-            _overwrite(module, node, old, fuse)
+        if update and place[node] == last and _shape(node) == _shape(old) and _is_alone(node, successors):
+            _overwrite(module, node, old, fuse, held)
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def _is_view(node: Node) -> bool:
+    """Whether what it returns may lie where its first argument lies."""
+    schema = getattr(node.target, "_schema", None)
+    return node.target in _SHAPES or (schema is not None and any(one.alias_info is not None for one in schema.returns))
+
+
+def _views(node: Node) -> set[Node]:
+    """A node and all that may lie in the same memory."""
+    found, todo = {node}, [node]
+    while todo:
+        new = {user for user in todo.pop().users if _is_view(user)} - found
+        found |= new
+        todo += new
+    return found
+
+
+def _root(node: Any) -> Any:
+    """What a view is a view of."""
+    while isinstance(node, Node) and node.op == "call_function" and _is_view(node):
+        node = node.args[0]
+    return node
+
+
+def _is_alone(node: Node, successors: list[Any]) -> bool:
+    """Whether no other successor lies where this one does."""
+    same = _views(node)
+    return sum(one in same for one in successors if isinstance(one, Node)) == 1
 
 
 class Update(NamedTuple):
@@ -122,13 +152,14 @@ def split_updates(module: GraphModule, carry: range) -> Rest:
     numbers: list[float] = []
     factors: list[Any] = []
     rest: list[tuple[Node, Any]] = []
+    held = {inputs[index] for index in carry}
     for node, index in zip(output.args[0], carry, strict=True):
         old = inputs[index]
         product, by = None, None
         step = isinstance(node, Node) and node.target is aten.add.Tensor and node.args[0] == old
         if step and len(node.users) == 1:
             change, by = _scaled(node.args[1])
-            product = _product(change)
+            product = _product(change, held)
         if product is None:
             rest.append((old, _lifted(module, node, inputs, numbers) if step else node))
             continue
@@ -138,14 +169,21 @@ def split_updates(module: GraphModule, carry: range) -> Rest:
             with module.graph.inserting_before(output):
                 first = module.graph.call_function(aten.mul.Tensor, (first, by))
         factors += [first, second]
+    moves = [(old, new) for old, new in rest if new is not old]
     with module.graph.inserting_before(output):
-        for old, new in rest:
-            if new is not old:
-                module.graph.call_function(aten.copy_.default, (old, new))
+        moves = [(old, _saved(module, new) if _root(new) in held else new) for old, new in moves]
+        for old, new in moves:
+            module.graph.call_function(aten.copy_.default, (old, new))
     output.args = (factors,)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.target is aten.copy_.default or node.is_impure())
     module.recompile()
     return Rest(updates, numbers)
+
+
+def _saved(module: GraphModule, node: Any) -> Node:
+    """A copy of what will be overwritten before it is read."""
+    found: Node = module.graph.call_function(aten.clone.default, (node,))
+    return found
 
 
 def _scaled(change: Any) -> tuple[Any, Node | None]:
@@ -175,9 +213,9 @@ def _lifted(module: GraphModule, node: Node, inputs: list[Node], numbers: list[f
     return new
 
 
-def _overwrite(module: GraphModule, node: Node, old: Node, fuse: bool) -> None:
+def _overwrite(module: GraphModule, node: Node, old: Node, fuse: bool, held: set[Node]) -> None:
     change, alpha = node.args[1], node.kwargs.get("alpha", 1)
-    product = _product(change) if fuse else None
+    product = _product(change, held) if fuse else None
     with module.graph.inserting_before(node):
         if product is not None:
             flat = module.graph.call_function(aten.view.default, (old, list(_shape(product))))
@@ -191,10 +229,14 @@ def _overwrite(module: GraphModule, node: Node, old: Node, fuse: bool) -> None:
     module.graph.erase_node(node)
 
 
-def _product(node: Any) -> Node | None:
-    """The batched product behind a tensor that is nothing but a view of it, used nowhere else."""
+def _product(node: Any, held: set[Node]) -> Node | None:
+    """The batched product behind a tensor that is nothing but a view of it, used nowhere else.
+
+    Its factors are read later than they were: they must not lie in the carry, which is overwritten meanwhile.
+    """
     if not isinstance(node, Node):
         return None
     while node.target in _SHAPES and len(node.users) == 1 and isinstance(node.args[0], Node):
         node = node.args[0]
-    return node if len(node.users) == 1 and node.target is aten.bmm.default else None
+    found = len(node.users) == 1 and node.target is aten.bmm.default
+    return node if found and not any(_root(factor) in held for factor in node.args) else None

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node, Tracer
 
+WINDOW = 127  # pixels of a pool: places in it are kept as bytes
+
 
 class NotAChain(ValueError):
     """Why a module has no written-down gradient."""
@@ -149,6 +151,8 @@ def _pool(
     whole = _pair(stride or kernel) == kernel and _pair(padding) == (0, 0) and _pair(dilation) == (1, 1)
     if not whole or ceil_mode or return_indices:
         raise NotAChain(f"'{name}' (max_pool2d) overlaps, is padded or rounds up")
+    if kernel[0] * kernel[1] > WINDOW:
+        raise NotAChain(f"'{name}' (max_pool2d) has a window of more than {WINDOW} pixels")
     return Layer("pool", name, (("kernel", kernel),))
 
 

@@ -1,0 +1,302 @@
+"""Steps that a recorder could get wrong: whatever is carried, all engines agree with the loop-back link."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict, namedtuple
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fedge
+from fedge.bench.check import algorithms, problem
+from fedge.core import Task
+from fedge.engine import Loopback, Simulator, batches, nest, trace
+from fedge.engine.rewrite import split_updates, update_in_place
+from fedge.handle import parameters
+from tests.cases import close
+
+
+class Own(fedge.Algorithm):
+    """An algorithm with a start and a step of a test's own; what it carries is a tuple, or a dict with "w" and "m"."""
+
+    def __init__(self, start: Any, step: Any) -> None:
+        self.model, self.loss = algorithms(False)["fedavg"].model, fedge.cross_entropy
+        self.start, self.step = start, step
+
+    def tasks(self, model: Any) -> dict[str, Task]:
+        def finish(sent: Any, carry: Any, examples: Tensor) -> Any:
+            w, *rest = (carry["w"], carry["m"]) if isinstance(carry, dict) else carry
+            extra = sum(part[name].sum() for part in rest for name in part)
+            return {"delta": {k: w[k] - sent["params"][k] + 1e-3 * extra for k in w}}, examples.to(torch.float64)
+
+        return {"train": Task(self.start, lambda *args: self.step(model, *args), finish, epochs=6, batch_size=4)}
+
+    def init(self, params: Any) -> Any:
+        return {"params": params}
+
+    def round(self, state: Any) -> Any:
+        reply = yield fedge.Ask("train", {"params": state["params"]})
+        return {"params": {k: v + reply.mean["delta"][k] for k, v in state["params"].items()}}
+
+
+def three(sent: Any) -> Any:
+    return sent["params"], sent["params"], {k: torch.zeros_like(v) for k, v in sent["params"].items()}
+
+
+def downhill(model: Any, w: Any, batch: Any) -> Any:
+    slope = model.grad(w, batch)
+    return {k: torch.add(w[k], slope[k], alpha=-0.1) for k in w}
+
+
+def other_order(model: Any, sent: Any, carry: Any, batch: Any) -> Any:
+    slope = model.grad(carry["w"], batch)
+    m = {k: 0.9 * carry["m"][k] + slope[k] for k in slope}
+    return {"m": m, "w": {k: carry["w"][k] - 0.1 * m[k] for k in m}}
+
+
+def returned_twice(model: Any, sent: Any, carry: Any, batch: Any) -> Any:
+    w, before, m = carry
+    new = downhill(model, w, batch)
+    return new, new, {k: torch.add(m[k], before[k], alpha=1.0) for k in m}
+
+
+def the_one_before(model: Any, sent: Any, carry: Any, batch: Any) -> Any:
+    w, before, m = carry
+    return downhill(model, w, batch), w, {k: torch.add(m[k], before[k], alpha=1.0) for k in m}
+
+
+def a_view_read_later(model: Any, sent: Any, carry: Any, batch: Any) -> Any:
+    w, before, m = carry
+    old = {k: v.flatten() for k, v in w.items()}
+    new = downhill(model, w, batch)
+    return new, before, {k: m[k] + old[k].view(m[k].shape) for k in m}
+
+
+CARRIES = {
+    "other order": (lambda sent: {"w": sent["params"], "m": three(sent)[2]}, other_order),
+    "returned twice": (three, returned_twice),
+    "the one before": (three, the_one_before),
+    "a view read later": (three, a_view_read_later),
+}
+
+
+def gap_to_loopback(algorithm: Any, link: Any = None, **options: Any) -> float:
+    federation = problem(False)
+    links = Loopback(algorithm, federation), link or Simulator(algorithm, federation, **options)
+    runs = [fedge.train(algorithm, federation, rounds=2, cohort=6, link=one) for one in links]
+    assert close(runs[0].params, parameters(algorithm.model)) > 1e-3
+    return close(*(run.params for run in runs))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("name", CARRIES)
+def test_whatever_is_carried_is_recorded_rightly(name: str, chunk: int) -> None:
+    assert gap_to_loopback(Own(*CARRIES[name]), chunk=chunk, workers=1) < 1e-10
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs on a CPU: the same buffers and copies, and a replay is the step once more."""
+
+    class Graph:
+        def replay(self) -> None:
+            self.step()
+
+    made = trace.Captured.__init__
+
+    def init(self: Any, step: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, step, *args, **kwargs)
+        self.graph.step = lambda: self._step(step)
+
+    def record(self: Any, args: Any) -> Any:
+        """What `Traced._record` does on a GPU."""
+        leaves, spec = nest.flatten(args)
+        first = len(nest.leaves(args[0]))
+        graph = self._graph(leaves, spec)
+        trace.simplify(graph)
+        return self._runner(graph, leaves, range(first, first + len(nest.leaves(args[1]))))
+
+    stream = type("Stream", (), {"wait_stream": lambda self, other: None})
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(trace.Captured, "__init__", init)
+    monkeypatch.setattr(trace.Traced, "_record", record)
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    monkeypatch.setattr(trace, "_COMPILED", {})
+    monkeypatch.setitem(trace.WARM, "cpu", 1)
+
+
+BUILT_IN = ("fedavg", "fedavg momentum", "fedavg adam", "feddane", "fisher l-bfgs, diagonal")
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", [*CARRIES, *BUILT_IN])
+def test_and_captured_rightly(name: str, compile: bool, emulated: None) -> None:
+    algorithm = algorithms(False)[name] if name in BUILT_IN else Own(*CARRIES[name])
+    link = Simulator(algorithm, problem(False), chunk=100)
+    link.compile = compile
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gap_to_loopback(algorithm, link) < 1e-10
+    found = [run for fold in link._folds.values() for run in fold.step.recorded.values()]
+    assert found
+    assert all(isinstance(run, trace.Captured) and (run.rest is not None) == compile for run in found)
+
+
+class Numpy(torch.autograd.Function):
+    """Computes outside torch, with a rule for many jobs."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.from_numpy(np.tanh(x.detach().numpy()))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return g * (1 - out * out)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return Numpy.apply(x), in_dims[0]
+
+
+class Outside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(Numpy.apply(self.first(x)))
+
+
+@pytest.mark.parametrize(("chunk", "workers"), [(1, 1), (1, 3), (100, 1)])
+def test_what_is_computed_outside_torch_is_not_recorded(chunk: int, workers: int) -> None:
+    torch.manual_seed(0)
+    algorithm = fedge.FedAvg(Outside().double(), epochs=6, batch_size=4)
+    with pytest.warns(UserWarning, match="uses numbers that torch cannot see"):
+        assert gap_to_loopback(algorithm, chunk=chunk, workers=workers) < 1e-10
+
+
+def test_a_window_of_many_pixels_is_left_to_autograd() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 1, 14, 14, generator=g), torch.arange(60) % 3
+    federation = fedge.Federation(fedge.data.Data(x, y, x, y, 3), [np.arange(10) + 10 * k for k in range(6)])
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(12), nn.Flatten(), nn.Linear(4, 3))
+    algorithm = fedge.FedAvg(model, epochs=1, batch_size=5)
+    link = Simulator(algorithm, federation, chunk=100)
+    assert "window of more than 127 pixels" in str(link.slower)
+    fedge.train(algorithm, federation, rounds=1, link=link)
+
+
+def test_an_engine_that_is_not_used_any_more_is_freed() -> None:
+    algorithm, federation = algorithms(True)["fedavg"], problem(True)
+    before = set(threading.enumerate())
+    link = Simulator(algorithm, federation, workers=3)
+    fedge.train(algorithm, federation, rounds=2, cohort=6, link=link)
+    threads = set(threading.enumerate()) - before
+    gone = weakref.ref(link)
+    assert threads
+    del link
+    for _ in range(50):
+        gc.collect()
+        if gone() is None and not any(one.is_alive() for one in threads):
+            break
+        time.sleep(0.1)
+    assert gone() is None
+    assert not any(one.is_alive() for one in threads)
+
+
+def test_a_frozen_layer_is_part_of_a_compiled_step(emulated: None) -> None:
+    def graph(value: float) -> Any:
+        layer = nn.Linear(2, 2)
+        nn.init.constant_(layer.weight, value).requires_grad_(False)
+        found = make_fx(lambda w: [torch.add(w, layer.weight @ w, alpha=-0.1)])(torch.ones(2))
+        split_updates(found, range(1))
+        return found
+
+    leaves = [torch.ones(2)]
+    first = trace.compiled(graph(1.0), leaves)
+    assert trace.compiled(graph(1.0), leaves) is first
+    assert trace.compiled(graph(2.0), leaves) is not first
+
+
+def test_factors_that_are_carried_are_not_read_after_they_were_overwritten() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b, total = (torch.randn(3, 4, 4, generator=g) for _ in range(3))
+
+    def step(a: Tensor, b: Tensor, total: Tensor) -> list[Tensor]:
+        product = torch.bmm(a, b)
+        return [torch.add(a, a * a, alpha=0.3), torch.add(b, b * b, alpha=-0.1), torch.add(total, product, alpha=0.5)]
+
+    expected = step(a, b, total)
+    fused = make_fx(step)(a, b, total)
+    update_in_place(fused, range(3), fuse=True)
+    parted = make_fx(step)(a, b, total)
+    rest = split_updates(parted, range(3))
+    assert rest.updates == []
+    held = [leaf.clone() for leaf in (a, b, total)]
+    parted(*held, *(torch.tensor(number) for number in rest.numbers))
+    for found in (fused(a.clone(), b.clone(), total.clone()), held):
+        assert max(float((x - y).abs().max()) for x, y in zip(found, expected, strict=True)) < 1e-5
+
+
+def test_nests_are_taken_apart_and_put_together() -> None:
+    pair = namedtuple("pair", "x y")
+    one, two, last = torch.ones(1), torch.ones(2), torch.ones(3)
+    for made in (
+        {"a": one, "b": (two, {"c": last})},
+        pair(one, [two, last]),
+        (one, OrderedDict(z=two, a=last), ()),
+        torch.max(torch.rand(2, 3), 1),
+    ):
+        leaves, spec = nest.flatten(made)
+        again = nest.unflatten(leaves, spec)
+        assert type(again) is type(made)
+        assert nest.flatten(again)[1] == spec
+        assert all(a is b for a, b in zip(nest.leaves(again), leaves, strict=True))
+    leaves, spec = nest.flatten({"a": one, "b": {"c": two, "d": last}})
+    assert [id(leaf) for leaf in leaves] == [id(one), id(two), id(last)]
+    found = nest.leaves_as({"b": {"d": last, "c": two}, "a": one}, spec)
+    assert all(a is b for a, b in zip(found, leaves, strict=True))
+    with pytest.raises(TypeError, match="not made as the one it got"):
+        nest.leaves_as({"a": one, "b": {"c": two}}, spec)
+    with pytest.raises(ValueError, match="different make"):
+        nest.map_(torch.add, {"a": one}, {"b": one})
+
+
+def test_only_tensors_are_carried() -> None:
+    algorithm, federation = Own(lambda sent: (sent["params"], None), returned_twice), problem(False)
+    with pytest.raises(RuntimeError, match="start returned a NoneType in the carry"):
+        fedge.train(algorithm, federation, rounds=1, link=Simulator(algorithm, federation, chunk=1))
+
+
+def test_large_clients_are_shuffled_as_small_ones() -> None:
+    """With too many examples for one word there is another way to sort; both give the same order."""
+    g = np.random.default_rng(0)
+    for count in (5, 70, 300):
+        lengths = g.integers(1, 40, count)
+        segment = np.repeat(np.arange(count), lengths)
+        within = np.concatenate([np.arange(n) for n in lengths])
+        key = g.integers(0, 50, len(segment))  # many ties: by position
+        one_by_one = [(within[segment == one], key[segment == one]) for one in range(count)]
+        wanted = np.concatenate([places[np.argsort(keys, kind="stable")] for places, keys in one_by_one])
+        assert (wanted != within).any()
+        assert (batches._in_order(segment, key, within, int(lengths.max())) == wanted).all()
+        assert (batches._in_order(segment, key, within, 1 << 30) == wanted).all()
