@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fedge.bench import WORKLOADS
-from fedge.bench.timing import round_of
+from fedge.bench.timing import Round
 from fedge.engine import Group, Ranks, joined
 
 PROCESSES = 2
@@ -43,8 +43,8 @@ def timed(group: Group, step: Callable[[], Any]) -> tuple[float, float]:
 
 
 def measure(group: Group, name: str, repeats: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    alone = round_of(WORKLOADS[name], "cpu") if group.leads else lambda: None
-    together = round_of(WORKLOADS[name], "cpu", Ranks, group=group)
+    alone = Round(WORKLOADS[name], "cpu") if group.leads else lambda: None
+    together = Round(WORKLOADS[name], "cpu", Ranks, group=group)
     for _ in range(2):  # record the steps
         timed(group, alone)
         timed(group, together)

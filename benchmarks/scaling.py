@@ -25,14 +25,14 @@ from fedge.train import cohorts
 START = """
 import time; begin = time.perf_counter()
 from fedge.bench import WORKLOADS
-from fedge.bench.timing import round_of
+from fedge.bench.timing import Round
 from fedge.engine.trace import Traced
 count, seen = Traced._count, []
 def stepping(*args):
     seen.append(time.perf_counter())
     count(*args)
 Traced._count = stepping
-round_of(WORKLOADS["B"], "cpu")()
+Round(WORKLOADS["B"], "cpu")()
 print(seen[1] - begin, time.perf_counter() - begin)
 """  # the second step begins when the first is done
 

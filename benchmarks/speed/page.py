@@ -76,10 +76,20 @@ def detail_table(name: str) -> str:
             "–" if one["ratio"] is None else f"{one['ratio']:.1f}",
             "–" if one["flops_a_second"] is None else f"{one['flops_a_second'] / 1e9:.0f}",
             f"{one['outside']:.0%}",
+            "–" if one.get("around") is None else f"{one['around']:.0%}",
             f"{one['first']:.1f}",
             f"{one['peak_memory'] / 1e9:.1f}",
         ])  # fmt: skip
-    header = ["", "s a round", "fastest – slowest", "plain loop", "times faster", "GFLOP/s", "outside kernels"]
+    header = [
+        "",
+        "s a round",
+        "fastest – slowest",
+        "plain loop",
+        "times faster",
+        "GFLOP/s",
+        "outside kernels",
+        "around the work",
+    ]
     return markdown([*header, "first round, s", "peak so far, GB"], rows)
 
 

@@ -32,7 +32,8 @@ class Timing:
     """Seconds a round: ours and the plain loop's, every repeat; and the time to the end of the first round.
 
     `flops` is the arithmetic of a round, forwards and backwards, None where it is not counted. `outside` is the share
-    of a round in which no kernel runs, on any core, as torch's profiler sees it.
+    of a round in which no kernel runs, on any core, as torch's profiler sees it. `around` is what cohort, checks,
+    aggregation, ledger and the server add to the clients' work, as a share of it; None where clients run side by side.
     """
 
     workload: str
@@ -45,6 +46,7 @@ class Timing:
     flops: int | None = None
     outside: float | None = None
     peak_memory: int = 0
+    around: float | None = None
 
     @property
     def flops_a_second(self) -> float | None:
@@ -71,7 +73,7 @@ def measure(
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
-    step = round_of(workload, device, **engine)
+    step = Round(workload, device, **engine)
     step()
     first = time.perf_counter() - begin
     for _ in range(WARM["cpu" if device == "cpu" else "cuda"]):
@@ -88,10 +90,11 @@ def measure(
             theirs.append(timed(loop, device))
         torch.set_num_threads(ours_threads)
         ours.append(timed(step, device, rounds))
-    outside = _outside(step, device)
+    outside, around = _outside(step, device), _around(step, device, rounds)
     arithmetic = flops(*workload.build(device != "cpu"), workload.cohort)
     memory = peak(torch.device(device))
-    return Timing(workload.name, device, ours, theirs, first, ours_threads, plain_threads, arithmetic, outside, memory)
+    about = (arithmetic, outside, memory, around)
+    return Timing(workload.name, device, ours, theirs, first, ours_threads, plain_threads, *about)
 
 
 def _outside(step: Callable[[], Any], device: str) -> float:
@@ -110,22 +113,46 @@ def _outside(step: Callable[[], Any], device: str) -> float:
     return max(0.0, 1.0 - float(busy) / (seconds * cores))
 
 
-def round_of(workload: Workload, device: str, kind: type[Simulator] = Simulator, **engine: Any) -> Callable[[], Any]:
-    """A function that does the next round of the workload."""
-    algorithm, federation = workload.build(device != "cpu")
-    link = kind(algorithm, federation, device=device, **engine)
-    draw = cohorts(federation.clients, workload.cohort)
-    params = {name: leaf.to(link.device) for name, leaf in parameters(algorithm.model).items()}
-    state, number = algorithm.init(params), 0
+def _around(step: Round, device: str, rounds: int) -> float | None:
+    """(time of a round) / (time of the clients' work in it) - 1; a GPU finishes that work before the clock stops."""
+    if step.link.crew.workers > 1:
+        return None
+    work, fold = 0.0, step.link._fold
 
-    def step() -> Any:
-        nonlocal state, number
-        number += 1
-        with link.working():
-            state, _ = drive(algorithm.round(state), link, 0, number, draw)
-        return state
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal work
+        found: Any = None
 
-    return step
+        def once() -> None:
+            nonlocal found
+            found = fold(*args, **kwargs)
+
+        work += timed(once, device)
+        return found
+
+    step.link._fold = noted  # type: ignore[method-assign]
+    try:
+        whole = timed(step, device, rounds) * rounds
+    finally:
+        del step.link._fold
+    return whole / work - 1
+
+
+class Round:
+    """Does the next round of a workload whenever it is called."""
+
+    def __init__(self, workload: Workload, device: str, kind: type[Simulator] = Simulator, **engine: Any) -> None:
+        self.algorithm, federation = workload.build(device != "cpu")
+        self.link = kind(self.algorithm, federation, device=device, **engine)
+        self.draw = cohorts(federation.clients, workload.cohort)
+        params = {name: leaf.to(self.link.device) for name, leaf in parameters(self.algorithm.model).items()}
+        self.state, self.number = self.algorithm.init(params), 0
+
+    def __call__(self) -> Any:
+        self.number += 1
+        with self.link.working():
+            self.state, _ = drive(self.algorithm.round(self.state), self.link, 0, self.number, self.draw)
+        return self.state
 
 
 def _loop(workload: Workload, device: str) -> Callable[[], Any] | None:

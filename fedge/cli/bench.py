@@ -82,7 +82,17 @@ def _figures(timing: Timing) -> dict[str, Any]:
 
 def _table(timings: list[Timing]) -> Table:
     table = Table(box=None, pad_edge=False)
-    columns = ("workload", "device", "s a round", "loop, s", "times faster", "GFLOP/s", "outside kernels", "first, s")
+    columns = (
+        "workload",
+        "device",
+        "s a round",
+        "loop, s",
+        "times faster",
+        "GFLOP/s",
+        "outside kernels",
+        "around",
+        "first, s",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column in ("workload", "device") else "right")
     for one in timings:
@@ -95,6 +105,7 @@ def _table(timings: list[Timing]) -> Table:
             "–" if one.ratio is None else f"{one.ratio:.1f}",
             "–" if rate is None else f"{rate / 1e9:.0f}",
             "–" if one.outside is None else f"{one.outside:.0%}",
+            "–" if one.around is None else f"{one.around:.0%}",
             f"{one.first:.1f}",
         )
     return table
