@@ -20,7 +20,7 @@ GPU = {  # file -> column
     "h200_tf32_compiled.json": "TF32, compiled",
     "h200_bf16_compiled.json": "bf16, compiled",
 }
-CPU = "cpu.json"
+CPU = ("cpu.json", "cpu_more.json")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def detail_table(name: str) -> str:
 def summary() -> str:
     """The project's first table: a round here and in a plain loop, in the same process."""
     rows = []
-    for place, files in (("H200", tuple(GPU)), ("2 CPU cores", (CPU,))):
+    for place, files in (("H200", tuple(GPU)), ("2 CPU cores", CPU)):
         for name in ("A", "B", "C", "D") if place == "H200" else ("A", "B", "C"):
             timed = [(one, GPU.get(file)) for file in files if (one := read(file)["timings"].get(name))]
             plain = next((statistics.median(one["plain"]) for one, _ in timed if one["plain"]), None)
@@ -122,8 +122,10 @@ def page() -> str:
         for name, column in GPU.items():
             if read(name)["timings"]:
                 parts += [f"\n`{name}` ({column}):\n\n", detail_table(name)]
-    if (cpu := read(CPU))["about"]:
-        parts += [f"\n## CPU\n\n{cpu['about']}; `{CPU}`:\n\n", detail_table(CPU)]
+    parts += ["\n## CPU\n"]
+    for name in CPU:
+        if (cpu := read(name))["about"]:
+            parts += [f"\n{cpu['about']}; `{name}`:\n\n", detail_table(name)]
     return "".join([*parts, "\n", (HERE / "rest.md").read_text("utf-8")])
 
 
