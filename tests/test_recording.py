@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import Task
-from fedge.engine import Loopback, Simulator, batches, nest, trace
+from fedge.engine import Loopback, Simulator, batches, fold, nest, trace
 from fedge.engine.rewrite import split_updates, update_in_place
 from fedge.handle import parameters
 from tests.cases import close
@@ -82,18 +82,26 @@ def a_view_read_later(model: Any, sent: Any, carry: Any, batch: Any) -> Any:
     return new, before, {k: m[k] + old[k].view(m[k].shape) for k in m}
 
 
+def in_another_layout(model: Any, sent: Any, carry: Any, batch: Any) -> Any:
+    w, before, m = carry
+    new = downhill(model, w, batch)
+    return {k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in new.items()}, before, m
+
+
 CARRIES = {
     "other order": (lambda sent: {"w": sent["params"], "m": three(sent)[2]}, other_order),
     "returned twice": (three, returned_twice),
+    "returned twice, begun apart": (lambda sent: (sent["params"], three(sent)[2], three(sent)[2]), returned_twice),
+    "in another layout": (three, in_another_layout),
     "the one before": (three, the_one_before),
     "a view read later": (three, a_view_read_later),
 }
 
 
-def gap_to_loopback(algorithm: Any, link: Any = None, **options: Any) -> float:
+def gap_to_loopback(algorithm: Any, link: Any = None, rounds: int = 2, **options: Any) -> float:
     federation = problem(False)
     links = Loopback(algorithm, federation), link or Simulator(algorithm, federation, **options)
-    runs = [fedge.train(algorithm, federation, rounds=2, cohort=6, link=one) for one in links]
+    runs = [fedge.train(algorithm, federation, rounds=rounds, cohort=6, link=one) for one in links]
     assert close(runs[0].params, parameters(algorithm.model)) > 1e-3
     return close(*(run.params for run in runs))
 
@@ -102,6 +110,34 @@ def gap_to_loopback(algorithm: Any, link: Any = None, **options: Any) -> float:
 @pytest.mark.parametrize("name", CARRIES)
 def test_whatever_is_carried_is_recorded_rightly(name: str, chunk: int) -> None:
     assert gap_to_loopback(Own(*CARRIES[name]), chunk=chunk, workers=1) < 1e-10
+
+
+def test_a_recording_is_used_for_the_layout_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, seen = trace.Traced._record, set()
+
+    def strict(self: Any, args: Any) -> Any:
+        run, made = record(self, args), [leaf.stride() for leaf in nest.leaves(args[1])]
+
+        def checked(*leaves: Tensor) -> Any:
+            first = len(nest.leaves(args[0]))
+            assert [leaf.stride() for leaf in leaves[first : first + len(made)]] == made
+            seen.add(str(made))
+            return run(*leaves)
+
+        return checked
+
+    monkeypatch.setattr(trace.Traced, "_record", strict)
+    monkeypatch.setitem(trace.WARM, "cpu", 1)
+    assert gap_to_loopback(Own(three, in_another_layout), rounds=6, chunk=100) < 1e-10
+    assert len(seen) > 1
+
+
+def test_an_upload_does_not_lie_where_the_next_fold_will_write() -> None:
+    carry = {"w": torch.ones(2, 3)}
+    upload, weight = fold._apart(({"w": {"a": carry["w"], "b": torch.ones(2)}}, carry["w"][:, 0]), carry)
+    carry["w"].zero_()
+    assert bool(upload["w"]["a"].all())
+    assert bool(weight.all())
 
 
 @pytest.fixture
@@ -121,7 +157,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(self: Any, args: Any) -> Any:
         """What `Traced._record` does on a GPU."""
         leaves, spec = nest.flatten(args)
-        first = len(nest.leaves(args[0]))
+        leaves, first = trace._apart(leaves), len(nest.leaves(args[0]))
         graph = self._graph(leaves, spec)
         trace.simplify(graph)
         return self._runner(graph, leaves, range(first, first + len(nest.leaves(args[1]))))
@@ -151,7 +187,7 @@ def test_and_captured_rightly(name: str, compile: bool, emulated: None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gap_to_loopback(algorithm, link) < 1e-10
-    found = [run for fold in link._folds.values() for run in fold.step.recorded.values()]
+    found = [run for one in link._folds.values() for run in one.step.recorded.values()]
     assert found
     assert all(isinstance(run, trace.Captured) and (run.rest is not None) == compile for run in found)
 

@@ -118,7 +118,8 @@ class Traced:
         return run
 
     def _record(self, args: tuple[Any, ...]) -> Function | None:
-        leaves, spec = nest.flatten(args)
+        flat, spec = nest.flatten(args)
+        leaves = _apart(flat)
         counts = [len(nest.leaves(arg)) for arg in args]
         carry = range(counts[0], counts[0] + counts[1])
         gpu = leaves[0].device.type == "cuda"
@@ -180,6 +181,12 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
+def _apart(leaves: list[Tensor]) -> list[Tensor]:
+    """Every leaf a tensor of its own: two that are one now, by chance or not, would be recorded as one for ever."""
+    first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
+    return [leaf if first[id(leaf)] == i else leaf.clone() for i, leaf in enumerate(leaves)]
+
+
 def check_same(before: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> None:
     """Refuse a recorded or compiled step that does not do what the step itself does, up to rounding.
 
@@ -229,7 +236,7 @@ class Replayed:
             return found
 
         try:
-            graph = make_fx(flat)(*leaves)
+            graph = make_fx(flat)(*_apart(leaves))
             simplify(graph)
             call_directly(graph)
         except Exception as error:
