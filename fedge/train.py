@@ -63,16 +63,15 @@ def train(
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
     _check_arguments(algorithm, federation, seed)
-    for field_name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
+    counts = {"rounds": rounds, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+    for field_name, value in counts.items():
         at_least_one(field_name, value)
-    at_least_one("checkpoint_every", checkpoint_every)
     draw = cohorts(federation.clients, cohort)
     if link is None:
         options: Any = {"precision": precision, "compile": compile, "chunk": chunk, "workers": workers}
         link = Simulator(algorithm, federation, device=device, **options)
     _check_link(algorithm, link)
-    settings = {"rounds": rounds, "cohort": cohort, "seed": seed, "evaluate_every": evaluate_every}
-    settings |= {"evaluate_train": evaluate_train, "checkpoint_every": checkpoint_every}
+    settings = counts | {"cohort": cohort, "seed": seed, "evaluate_train": evaluate_train}
     log = open_log(out, config or describe(algorithm, federation, settings), name, link, checkpoint_every)
     if resume and start is not None:
         raise ValueError("give either start (a Run) or resume (a run folder), not both")
