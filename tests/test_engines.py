@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,26 @@ def test_forward_mode_is_safe_in_many_threads() -> None:
     found = fedge.train(algorithm, federation, rounds=3, link=link)
     expected = fedge.train(algorithm, federation, rounds=3, link=Simulator(algorithm, federation, chunk=100))
     assert close(found.params, expected.params) < 1e-10
+
+
+def test_workers_do_not_wait_for_each_other_for_ever() -> None:
+    """Garbage is collected while torch holds its generator's lock, and other threads run meanwhile."""
+    hammer = """
+import gc, threading, time
+from fedge.engine.fold import drawn
+
+kept = []
+gc.callbacks.append(lambda phase, info: time.sleep(0.001))
+gc.set_threshold(10)
+threads = [threading.Thread(target=lambda: kept.extend(drawn() for _ in range(100)), daemon=True) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(kept))
+"""
+    done = subprocess.run([sys.executable, "-c", hammer], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["400"]
 
 
 def test_a_compiled_step_with_other_results_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -17,6 +18,10 @@ from fedge.engine.trace import Replayed, Traced
 
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
+
+# get_rng_state holds a lock of torch's while it makes its result. If Python collects garbage right then, another thread
+# may run, and one that asks for the state too waits for that lock with the GIL in its hand: nobody moves any more.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class StepError(RuntimeError):
@@ -38,7 +43,7 @@ def fold_one(
 ) -> Upload:
     """start, step over every batch, finish: what a device does. `take` is the step in a form that records itself."""
     step: int | str = "start"
-    state = torch.get_rng_state()
+    state = drawn()
     try:
         carry = task.start(sent) if take is None else nest.map_(_own, task.start(sent))
         if take is None:
@@ -50,11 +55,17 @@ def fold_one(
                 carry = found
         step = "finish"
         upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device)), carry)
-        if not torch.equal(state, torch.get_rng_state()):
+        if not torch.equal(state, drawn()):
             raise RuntimeError("the work drew from torch's global generator: only nn.Dropout's masks are addressed")
         return upload
     except Exception as error:
         _fail(step, error)
+
+
+def drawn() -> Tensor:
+    """The state of torch's global generator: another one, once somebody has drawn from it."""
+    with _ONE_AT_A_TIME:
+        return torch.get_rng_state()
 
 
 def _fail(step: int | str, error: Exception) -> NoReturn:
