@@ -274,22 +274,22 @@ def test_a_torn_last_line_is_cut_off_and_a_damaged_one_is_named(tmp_path: Path) 
 
 def test_halving_tries_every_setting_and_keeps_the_better_half(tiny: Path, tmp_path: Path) -> None:
     one = campaign(tmp_path)
-    choices = tune(one, "fmnist", rounds=8)
+    choices = tune(one, "fmnist", rounds=9)
     assert [line["method"] for line in choices] == ["FedAvg", "FedOVA", "FedDANE"]
     for line in choices:
-        tried = {2: [], 4: [], 8: []}
+        tried = {3: [], 6: [], 9: []}
         for trial in line["trials"]:
             tried[trial["rounds"]].append(trial)
         assert [len(trials) for trials in tried.values()] == [4, 2, 1]
-        assert [trial["setting"] for trial in tried[2]] == grid(line["method"])
-        for short, long in ((2, 4), (4, 8)):
+        assert [trial["setting"] for trial in tried[3]] == grid(line["method"])
+        for short, long in ((3, 6), (6, 9)):
             better = sorted(tried[short], key=lambda trial: -trial["validation"])[: len(tried[long])]
             assert [trial["setting"] for trial in better] == [trial["setting"] for trial in tried[long]]
-        assert line["setting"] == tried[8][0]["setting"]
-    assert len(one.tell.rounds) == 3 * (4 * 2 + 2 * 2 + 1 * 4)  # a longer trial goes on from the shorter one
+        assert line["setting"] == tried[9][0]["setting"]
+    assert len(one.tell.rounds) == 3 * (4 * 3 + 2 * 3 + 1 * 3)  # a longer trial goes on from the shorter one
     assert not list((tmp_path / "runs").iterdir())
     again = campaign(tmp_path)
-    assert tune(again, "fmnist", rounds=8) == choices
+    assert tune(again, "fmnist", rounds=9) == choices
     assert again.tell.rounds == []
 
 
@@ -627,3 +627,14 @@ def test_the_page_follows_the_results(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "images/paper-noniid-fmnist.png" in found
     assert "images/paper-noniid-kws.png" not in found
     assert "a machine, fp32" in found
+
+
+def test_the_page_says_when_a_choice_was_of_another_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "FOLDER", tmp_path)
+    for method, settings in (("FedAvg", grid("FedAvg")[:2]), ("FedOVA", [*grid("FedOVA")[:1], {"lr": 7.0}])):
+        trials = [{"setting": setting, "rounds": 60, "validation": 0.9} for setting in settings]
+        choice = {"kind": "choice", "dataset": "fmnist", "method": method, "rounds": 60, "setting": settings[0]}
+        Store(tmp_path / "tune.jsonl").add({**choice, "key": method, "trials": trials})
+    rows = {row.split(" | ")[0]: row for row in page.text().split("## Tuning")[1].splitlines()}
+    assert "lr 0.02, lr_decay 1 (90.0 %) |" in rows["| FedAvg"]
+    assert "lr 0.02, lr_decay 1 (90.0 %, of an earlier grid) |" in rows["| FedOVA"]
