@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import At, Task
-from fedge.engine import Loopback, Simulator, trace
+from fedge.engine import Loopback, Simulator, captured
 from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys
 from fedge.engine.crew import Crew
 from fedge.engine.memory import Budget, peak
@@ -244,7 +244,7 @@ def test_a_step_parted_for_the_compiler_is_the_same_step(factor: float | None) -
 def test_a_compiled_step_is_shared_by_runs_that_differ_in_their_step_size(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(torch, "compile", lambda graph, **_: made.append(graph) or graph)
-    monkeypatch.setattr(trace, "_COMPILED", {})
+    monkeypatch.setattr(captured, "_COMPILED", {})
 
     def graph(lr: float, constant: float) -> Any:
         held = torch.tensor([constant, 2.0])
@@ -253,10 +253,10 @@ def test_a_compiled_step_is_shared_by_runs_that_differ_in_their_step_size(monkey
         return found
 
     leaves = [torch.ones(2), torch.ones(2)]
-    first = trace.compiled(graph(0.1, 1.0), leaves)
-    assert trace.compiled(graph(0.2, 1.0), leaves) is first
-    assert trace.compiled(graph(0.2, 3.0), leaves) is not first, "another constant is another step"
-    assert trace.compiled(graph(0.1, 1.0), [leaf.double() for leaf in leaves]) is not first
+    first = captured.compiled(graph(0.1, 1.0), leaves)
+    assert captured.compiled(graph(0.2, 1.0), leaves) is first
+    assert captured.compiled(graph(0.2, 3.0), leaves) is not first, "another constant is another step"
+    assert captured.compiled(graph(0.1, 1.0), [leaf.double() for leaf in leaves]) is not first
     assert len(made) == 3
 
 

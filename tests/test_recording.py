@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import Task
-from fedge.engine import Loopback, Simulator, batches, fold, nest, trace
+from fedge.engine import Loopback, Simulator, batches, captured, fold, nest, trace
 from fedge.engine.rewrite import split_updates, update_in_place
 from fedge.handle import parameters
 from tests.cases import close
@@ -148,7 +148,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         def replay(self) -> None:
             self.step()
 
-    made = trace.Captured.__init__
+    made = captured.Captured.__init__
 
     def init(self: Any, step: Any, *args: Any, **kwargs: Any) -> None:
         made(self, step, *args, **kwargs)
@@ -168,10 +168,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(trace.Captured, "__init__", init)
+    monkeypatch.setattr(captured.Captured, "__init__", init)
     monkeypatch.setattr(trace.Traced, "_record", record)
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
-    monkeypatch.setattr(trace, "_COMPILED", {})
+    monkeypatch.setattr(captured, "_COMPILED", {})
     monkeypatch.setitem(trace.WARM, "cpu", 1)
 
 
@@ -189,7 +189,7 @@ def test_and_captured_rightly(name: str, compile: bool, emulated: None) -> None:
         assert gap_to_loopback(algorithm, link) < 1e-10
     found = [run for one in link._folds.values() for run in one.step.recorded.values()]
     assert found
-    assert all(isinstance(run, trace.Captured) and (run.rest is not None) == compile for run in found)
+    assert all(isinstance(run, captured.Captured) and (run.rest is not None) == compile for run in found)
 
 
 class Numpy(torch.autograd.Function):
@@ -268,9 +268,9 @@ def test_a_frozen_layer_is_part_of_a_compiled_step(emulated: None) -> None:
         return found
 
     leaves = [torch.ones(2)]
-    first = trace.compiled(graph(1.0), leaves)
-    assert trace.compiled(graph(1.0), leaves) is first
-    assert trace.compiled(graph(2.0), leaves) is not first
+    first = captured.compiled(graph(1.0), leaves)
+    assert captured.compiled(graph(1.0), leaves) is first
+    assert captured.compiled(graph(2.0), leaves) is not first
 
 
 def test_factors_that_are_carried_are_not_read_after_they_were_overwritten() -> None:
