@@ -18,8 +18,8 @@ setup: $(STAMP) ## create .venv with fedge (editable) and the development tools
 run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/mine')
 	$(BIN)/fedge run $(ARGS)
 
-test: $(STAMP) ## run the tests (options: make test ARGS='-k partition')
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests, a process a core (options: make test ARGS='-k partition'; with a debugger: ARGS='-n 0 --pdb')
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)

@@ -58,7 +58,7 @@ def train(
     `start` goes on from an earlier run: its state, its history, its round numbers; 10 rounds and 10 more are the
     20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
     rounds, and ends as if it had never stopped. `link` carries the phases; by default the vectorised simulator on
-    `device` with this `precision`, `compile`, `chunk` and these `workers` (see `Simulator`). `stop` is asked after
+    `device` with this `precision`, `compile`, `chunk` and these `workers` (see `Simulator`). `stop` is asked before
     every phase: if it says so, training ends at the last complete round.
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
@@ -147,16 +147,16 @@ class Stop(Exception):
 
 
 class Interruptible:
-    """A link that can be left between two phases."""
+    """A link that can be left between two phases: not after the last one of a round, whose work would be lost."""
 
     def __init__(self, link: Any, stop: Callable[[], bool] | None) -> None:
         self.link = link
         self.stop = link.agreed(stop) if hasattr(link, "agreed") else stop  # several processes stop together
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
-        answer: tuple[list[Reply], list[Drop]] = self.link.ask(at, asks, clients)
         if self.stop is not None and self.stop():
             raise Stop
+        answer: tuple[list[Reply], list[Drop]] = self.link.ask(at, asks, clients)
         return answer
 
     def share(self, at: At, beta: float) -> None:

@@ -452,7 +452,7 @@ def test_lines_are_about_ten(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_small_words() -> None:
     assert [text.duration(seconds) for seconds in (7.4, 754, 3723)] == ["0:07", "12:34", "1:02:03"]
-    assert [text.pace(seconds) for seconds in (0.012, 1.25)] == ["12 ms/round", "1.2 s/round"]
+    assert [text.pace(seconds) for seconds in (0.012, 1.25, 141.3)] == ["12 ms/round", "1.2 s/round", "141 s/round"]
     assert [text.megabytes(amount) for amount in (0.04, 12345)] == ["0.0", "12,345"]
     assert [text.percent(fraction) for fraction in (None, 0.987)] == ["–", "98.7"]
 

@@ -183,5 +183,7 @@ def test_unknown_name_gives_the_nearest() -> None:
 
 
 def test_a_name_like_no_other_gets_the_list_and_no_guess() -> None:
+    with pytest.raises(ValueError, match=r"unknown data set 'kws' \(did you mean 'speech_commands'\?\)"):
+        load("kws")
     with pytest.raises(ValueError, match="unknown data set 'mnist'; known: digits"):
         load("mnist")

@@ -210,6 +210,18 @@ def test_equal_algorithms_are_told_apart_by_what_differs(tmp_path: Path) -> None
     assert [run.label for run in read_all(paths)] == ["FedAvg (lr=0.1)", "FedAvg (lr=0.2)"]
 
 
+@pytest.mark.parametrize(("held", "label"), [((), "test "), ((0,), "validation or test "), ((0, 1), "validation ")])
+def test_what_was_held_out_of_the_training_set_is_called_so(tmp_path: Path, held: tuple[int, ...], label: str) -> None:
+    folders = [write_run(tmp_path / name, name) for name in ("a", "b")]
+    for at in held:
+        config = folders[at] / "config.toml"
+        config.write_text(config.read_text().replace("[data]\n", "[data]\nvalidation = 0.1\n"))
+    runs = read_all(folders)
+    assert accuracy(runs).axes[0].get_ylabel() == f"{label}accuracy (%)"
+    page = write_report(folders, tmp_path / "out").read_text()
+    assert ("held out of the training set" in page) == bool(held)
+
+
 def test_equal_configurations_are_told_apart_by_name_then_path(tmp_path: Path) -> None:
     same = [write_run(tmp_path / "a"), write_run(tmp_path / "b")]
     assert [run.label for run in read_all(same)] == ["FedAvg (a)", "FedAvg (b)"]

@@ -440,8 +440,8 @@ def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_pat
             store.add(fake(job, 0.8))
     lines = table(wanted, store).splitlines()
     assert lines[0] == "| test accuracy, % | l = 2: paper | l = 2: ours | l = 5: paper | l = 5: ours |"
-    assert lines[2] == "| FedAvg | 10 | 55.0 ± 7.1 | – | not run |"
-    assert lines[3] == "| FedOVA | 99 | not run | – | 80.0 (1 of 2 seeds) |"
+    assert lines[2] == "| FedAvg | 10.0 | 55.0 ± 7.1 | – | not run |"
+    assert lines[3] == "| FedOVA | 99.0 | not run | – | 80.0 (1 of 2 seeds) |"
     shown = details(wanted, store).splitlines()
     assert (
         "| fmnist-l2 | FedAvg | lr 0.1, epochs 1, batch_size 20 (not tuned) | 4 | 2.0 ± 0.0 | 0.500 ± 0.000 |"
@@ -472,7 +472,7 @@ def test_claims_are_judged(tiny: Path, tmp_path: Path) -> None:
         if (job.cell, job.label) in accuracy:
             store.add(fake(job, accuracy[job.cell, job.label]))
     assert claims(wanted, store) == [
-        "fmnist-k20: FedOVA at least the paper's 60 %: 61.0 %, holds",
+        "fmnist-k20: FedOVA at least the paper's 60.0 %: 61.0 %, holds",
         "fmnist-k20: FedOVA above our FedAvg: 61.00 and 50.00 %, holds",
         "fmnist-k40: FedOVA at least the paper's 59.5 %: 60.0 %, holds",
         "fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20: it loses 1.0, does not hold",
@@ -486,7 +486,7 @@ def test_a_claim_says_on_what_it_rests(tiny: Path, tmp_path: Path) -> None:
         if job.seed == 0:
             store.add(fake(job, 0.995))
     paper_s, ours = claims(wanted, store)
-    assert paper_s == "fmnist-l2: FedOVA at least the paper's 99 %: 99.5 %, holds (so far, 1 of 2 seeds)"
+    assert paper_s == "fmnist-l2: FedOVA at least the paper's 99.0 %: 99.5 %, holds (so far, 1 of 2 seeds)"
     assert "FedOVA above our FedAvg: 99.50 and 99.50 %, does not hold (so far" in ours
     for job in here:
         if job.seed == 1:
@@ -560,7 +560,10 @@ def test_the_command_makes_table_figure_and_lines(tiny: Path, tmp_path: Path) ->
     code, text = invoke("noniid", *options)
     assert code == 0, text
     page = (out / "noniid-fmnist.md").read_text()
-    assert page.startswith("# Labels a client, Digits\n\n| test accuracy, % | l = 2: paper |")
+    assert page.startswith("# Labels a client, Digits, 2 of 4 rounds\n\n| test accuracy, % | l = 2: paper |")
+    verdicts = [line for line in page.splitlines() if line.startswith("- ")]
+    assert verdicts
+    assert all(line.endswith("hold (so far, 2 of 4 rounds)") or ", holds (so far, 2" in line for line in verdicts)
     assert (out / "noniid-fmnist.png").exists()
     assert len((out / "results.jsonl").read_text().splitlines()) == 4
     code, text = invoke("noniid", *options, "--plan")
@@ -573,8 +576,34 @@ def test_time_that_is_up_has_its_own_code(tiny: Path, tmp_path: Path) -> None:
     options = ("--device", "cpu", "--seeds", "1", "--out", str(tmp_path / "out"))
     code, text = invoke("noniid", *options, "--minutes", "0")
     assert code == 3
-    assert "the same command goes on" in text
+    assert "no round was done in this time" in text
     assert invoke("noniid", *options)[0] == 0
+
+
+def test_however_short_the_time_every_command_gets_a_round_further(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is up in the middle of the first phase, whose round is kept."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr("fedge.cli.reproduce.time.monotonic", lambda: next(clock))
+    options = ("--method", "FedAvg", "--device", "cpu", "--seeds", "1", "--out", str(tmp_path / "out"))
+    codes = []
+    while not codes or codes[-1] == 3:
+        code, text = invoke("noniid", *options, "--minutes", str(2.5 / 60))
+        assert ("the same command goes on from here" in text) == (code == 3)
+        codes.append(code)
+        assert len(codes) < 20
+    assert codes[-1] == 0
+    assert len(codes) > 2
+
+
+def test_plan_says_what_there_is_to_tune_and_what_there_is_not(tiny: Path, tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    code, text = invoke("tune", "--plan", "--method", "FedAvg", *out)
+    assert (code, text.strip()) == (0, "to do  tune fmnist, FedAvg, 4 settings, 4 rounds")
+    assert invoke("tune", "--method", "FedAvg", "--device", "cpu", *out)[0] == 0
+    assert invoke("tune", "--plan", "--method", "FedAvg", *out)[1].startswith("done   tune fmnist, FedAvg")
+    assert "the paper has nothing on kws" in invoke("noniid", "--plan", "--dataset", "kws", *out)[1]
 
 
 def test_tune_and_then_the_others_use_it(tiny: Path, tmp_path: Path) -> None:
@@ -637,4 +666,4 @@ def test_the_page_says_when_a_choice_was_of_another_grid(tmp_path: Path, monkeyp
         Store(tmp_path / "tune.jsonl").add({**choice, "key": method, "trials": trials})
     rows = {row.split(" | ")[0]: row for row in page.text().split("## Tuning")[1].splitlines()}
     assert "lr 0.02, lr_decay 1 (90.0 %) |" in rows["| FedAvg"]
-    assert "lr 0.02, lr_decay 1 (90.0 %, of an earlier grid) |" in rows["| FedOVA"]
+    assert "lr 0.02, lr_decay 1 (90.0 %, of an earlier grid, 60 rounds) |" in rows["| FedOVA"]

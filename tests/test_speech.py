@@ -73,7 +73,7 @@ def test_short_clips_are_left_out_and_odd_ones_refused() -> None:
         (official.wav(rate=8_000), "1 channels of 16 bits at 8000 Hz"),
         (official.wav(channels=2), "2 channels"),
         (official.wav()[:-100], "15950 samples, its header says 16000"),
-        (b"RIFF", "no WAV file"),
+        (b"RIFF", r"no WAV file \(it ends early\)"),
         (b"not audio at all, only text", "no WAV file"),
     ]:
         with pytest.raises(DataError, match=f"x .*{message}"):

@@ -362,6 +362,25 @@ def test_a_link_may_serve_several_runs() -> None:
     assert first.ledger.total()["up"] == sum(record["up_bytes"] for record in first.history)
 
 
+@pytest.mark.parametrize(("wish", "rounds", "phases"), [(1, 0, 1), (2, 1, 2), (3, 1, 3), (4, 2, 4)])
+def test_a_wish_to_stop_loses_no_round_that_is_complete(wish: int, rounds: int, phases: int) -> None:
+    """Rounds of two phases. Whoever wants an end during the second one gets it after the round."""
+    federation = ragged(toy_data())
+    algorithm = fedge.FedDANE(toy_model(), epochs=1, batch_size=4)
+    begun = 0
+
+    class Counted(Simulator):
+        def ask(self, *args):
+            nonlocal begun
+            begun += 1
+            return super().ask(*args)
+
+    link = Counted(algorithm, federation)
+    run = fedge.train(algorithm, federation, rounds=3, link=link, stop=lambda: begun >= wish)
+    assert run.stopped
+    assert (run.rounds, len(run.history), begun) == (rounds, rounds, phases)
+
+
 def test_start_must_be_of_this_algorithm_and_model() -> None:
     federation = ragged(toy_data())
     run = fedge.train(fedge.FedAvg(toy_model()), federation, rounds=1)

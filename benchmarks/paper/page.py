@@ -28,6 +28,9 @@ partition, the network's first weights and the training. *Ours* is the mean and 
 of the final accuracy, the mean over the last 20 rounds. "{not_run}" is said where there is no result yet. Several runs
 shared the GPU at a time: for the seconds of a round alone see [benchmarks/speed](../benchmarks/speed/README.md).
 
+**So far**: {state}. A run is one method with one seed.
+{verdicts}
+
 What the paper leaves open, and what we chose:
 
 - **Test accuracy** everywhere. The paper's Table II for Fashion-MNIST (97.5 to 98.2 %) can only be training accuracy,
@@ -45,6 +48,8 @@ What the paper leaves open, and what we chose:
 Successive halving: eight settings for 20 rounds, the better four for 40, the better two for 60; one seed; the score is
 the mean validation accuracy of the last five rounds. IID for the methods of Table II, two labels a client for the
 others, whose choice is then used for every number of labels and clients, for every batch size and number of epochs.
+It is made after 60 rounds and used for 200 or 250: what is best early need not be best late. A setting with which a run
+then diverges gives way to the next best.
 
 {tuning}
 """
@@ -57,6 +62,8 @@ def text() -> str:
     return TEXT.format(
         seeds=len(SEEDS),
         not_run=NOT_RUN,
+        state=state(store, choices),
+        verdicts=verdicts(store, choices),
         experiments="\n\n".join(sections),
         tuning=tuning(choices),
     )
@@ -67,6 +74,28 @@ def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Job]]:
     for dataset in DATASETS:
         if found := jobs(name, dataset, SEEDS, ranked=choices, diverged=store.diverged):
             yield found
+
+
+def state(store: Store, choices: Choices) -> str:
+    """How many of the runs there are, by data set."""
+    found = []
+    for dataset in DATASETS:
+        keys = {
+            job.key
+            for name in EXPERIMENTS
+            for job in jobs(name, dataset, SEEDS, ranked=choices, diverged=store.diverged)
+        }
+        done = sum(store.find(key) is not None for key in keys)
+        found.append(f"{paper()['datasets'][dataset]} {done} of {len(keys)} runs")
+    return ", ".join(found)
+
+
+def verdicts(store: Store, choices: Choices) -> str:
+    """How many of the claims hold; which ones is said under the tables."""
+    said = [line for name in EXPERIMENTS for runs in wanted(name, store, choices) for line in claims(runs, store)]
+    kinds = {"hold": ", holds", "do not": ", does not hold", "cannot be judged": "cannot be said"}
+    counts = [f"{sum(word in line for line in said)} {kind}" for kind, word in kinds.items()]
+    return f"Of {len(said)} claims that there are runs for, {', '.join(counts)}; they are listed under the tables."
 
 
 def image(runs: list[Job]) -> str:
@@ -101,7 +130,8 @@ def _chosen(choices: Choices, dataset: str, method: str) -> str:
         return NOT_RUN
     best = max(trial["validation"] for trial in found["trials"] if trial["rounds"] == found["rounds"])
     earlier = any(trial["setting"] not in grid(method) for trial in found["trials"])
-    note = ", of an earlier grid" if earlier else ""
+    rounds = ", ".join(str(one) for one in sorted({trial["rounds"] for trial in found["trials"]}))
+    note = f", of an earlier grid, {rounds} rounds" if earlier else ""
     return ", ".join(f"{name} {value:g}" for name, value in found["setting"].items()) + f" ({100 * best:.1f} %{note})"
 
 

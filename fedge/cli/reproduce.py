@@ -21,10 +21,11 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopp
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
-from fedge.reproduce.places import TUNE, check, paper, root
+from fedge.reproduce.jobs import of_file
+from fedge.reproduce.places import TUNE, check, files, paper, root
 from fedge.reproduce.store import Line
 from fedge.reproduce.tables import details, table
-from fedge.reproduce.tuning import TRIALS, methods
+from fedge.reproduce.tuning import SEED, TRIALS, grid, methods
 from fedge.run import Record
 
 MORE = 3  # the exit code when the time was up before all runs were done
@@ -32,7 +33,9 @@ MORE = 3  # the exit code when the time was up before all runs were done
 
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(EXPERIMENTS)}; or {TUNE}.")],
-    dataset: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DATASETS)}. Repeatable.")] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(DATASETS)}. Repeatable; without it {DATASETS[0]}.")
+    ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this one, such as FedOVA. Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
     rounds: Annotated[
@@ -40,7 +43,7 @@ def reproduce(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop cleanly after so long; the same command goes on.")
+        float | None, typer.Option(min=0, help="Begin no phase after so long; the same command goes on.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and unfinished runs.")] = Path(
         "runs/reproduce"
@@ -58,7 +61,7 @@ def reproduce(
     Exit code 3: the time was up, and there is more to do.
     """
     console = Console()
-    chosen = dataset or ["fmnist"]
+    chosen = dataset or [DATASETS[0]]
     with one_line():
         for name in names:
             check("experiment", name, (*EXPERIMENTS, TUNE))
@@ -99,16 +102,33 @@ class _Work:
     def plan(self, names: list[str]) -> None:
         for name in names:
             for dataset in self.datasets:
-                wanted = [] if name == TUNE else self.jobs(name, dataset)
-                for job in wanted:
-                    state = "done" if self.campaign.store.find(job.key) else "to do"
-                    say(self.console, f"{state:6} {job}, {job.rounds} rounds")
+                if name == TUNE:
+                    self._plan_tuning(dataset)
+                elif not (wanted := self.jobs(name, dataset)):
+                    self._nothing(name, dataset)
+                else:
+                    for job in wanted:
+                        state = "done" if self.campaign.store.find(job.key) else "to do"
+                        say(self.console, f"{state:6} {job}, {job.rounds} rounds")
+
+    def _plan_tuning(self, dataset: str) -> None:
+        done = Choices([self.campaign.out / TRIALS])
+        for job in (job for file in files(TUNE, dataset) for job in of_file(TUNE, file, SEED, self.rounds)):
+            if job.method in self.methods:
+                known = done.lines.get((dataset, job.method), {})
+                state = "done" if known.get("rounds", 0) >= job.rounds else "to do"
+                settings = len(grid(job.method))
+                say(self.console, f"{state:6} {TUNE} {dataset}, {job.method}, {settings} settings, {job.rounds} rounds")
+
+    def _nothing(self, name: str, dataset: str) -> None:
+        what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
+        say(self.console, f"{name}: the paper has nothing on {what}")
 
     def all(self, names: list[str], deadline: float | None) -> int:
         """Runs everything; returns the exit code."""
         with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
             self.campaign.stop = _stop(interrupt, deadline)
-            self.campaign.tell = _Say(self.console, status)
+            self.campaign.tell = tell = _Say(self.console, status)
             try:
                 for dataset in self.datasets:  # outside, so that its data are loaded once for all names
                     for name in names:
@@ -119,7 +139,8 @@ class _Work:
                 return INTERRUPTED
             else:
                 return 0
-        say(self.console, "Stopped: the same command goes on from here.")
+        kept = "the same command goes on from here." if tell.rounds else "no round was done in this time; give it more."
+        say(self.console, f"Stopped: {kept}")
         return INTERRUPTED if interrupt.wanted() else MORE
 
     def _one(self, name: str, dataset: str) -> None:
@@ -129,8 +150,7 @@ class _Work:
             return
         wanted = self.jobs(name, dataset)
         if not wanted:
-            what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
-            say(self.console, f"{name}: the paper has nothing on {what}")
+            self._nothing(name, dataset)
             return
         for method in dict.fromkeys(job.method for job in wanted if job.rank is None):
             say(self.console, f"{method} was not tuned on {dataset}: the values of the files are used")
@@ -143,7 +163,8 @@ class _Work:
 
     def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:
         store, out = self.campaign.store, self.campaign.out
-        title = f"{paper()['titles'][name]}, {paper()['datasets'][dataset]}"
+        cut = "".join(dict.fromkeys(f", {job.cut}" for job in wanted if job.cut))
+        title = f"{paper()['titles'][name]}, {paper()['datasets'][dataset]}{cut}"
         lines = [f"# {title}", table(wanted, store), *(f"- {line}" for line in claims(wanted, store))]
         page = out / f"{name}-{dataset}.md"
         page.write_text("\n\n".join([*lines[:2], "\n".join(lines[2:]), details(wanted, store)]) + "\n", "utf-8")
@@ -163,6 +184,7 @@ class _Say(Tell):
     def __init__(self, console: Console, status: Status) -> None:
         self._console, self._status = console, status
         self._seen: set[str] = set()
+        self.rounds = 0  # since the command began
 
     def begin(self, job: Job) -> None:
         self._status.update(f"{job}: starting")
@@ -171,6 +193,7 @@ class _Say(Tell):
         if job.key not in self._seen and record["round"] > 1:
             say(self._console, f"{job}: going on after round {record['round'] - 1}")
         self._seen.add(job.key)
+        self.rounds += 1
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", {percent(accuracy)} %"
         self._status.update(f"{job}: round {record['round']} of {job.rounds}{shown}")
@@ -182,4 +205,5 @@ class _Say(Tell):
 def _outcome(line: dict[str, Any]) -> str:
     if line["failed"]:
         return f"failed: {line['failed']}"
-    return f"{percent(line['final_accuracy'])} % after {line['rounds']} rounds, {pace(line['seconds_a_round'])}"
+    after = "a round" if line["rounds"] == 1 else f"{line['rounds']} rounds"
+    return f"{percent(line['final_accuracy'])} % after {after}, {pace(line['seconds_a_round'])}"

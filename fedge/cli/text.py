@@ -24,7 +24,9 @@ def megabytes(amount: float) -> str:
 
 
 def pace(seconds: float) -> str:
-    return f"{seconds:.2g} s/round" if seconds >= 1 else f"{1000 * seconds:.0f} ms/round"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms/round"
+    return f"{seconds:.2g} s/round" if seconds < 10 else f"{seconds:.0f} s/round"
 
 
 def duration(seconds: float) -> str:

@@ -56,9 +56,13 @@ LOADERS: dict[str, Entry] = {
 }
 
 
+SHORT = {"fmnist": "fashion_mnist", "kws": "speech_commands"}  # what the paper's experiments call them
+
+
 def entry(name: str) -> Entry:
     if name not in LOADERS:
-        raise ValueError(f"unknown data set {name!r}{nearest(name, LOADERS)}; known: {', '.join(LOADERS)}")
+        meant = f" (did you mean {SHORT[name]!r}?)" if name in SHORT else nearest(name, LOADERS)
+        raise ValueError(f"unknown data set {name!r}{meant}; known: {', '.join(LOADERS)}")
     return LOADERS[name]
 
 

@@ -30,7 +30,7 @@ def samples(where: object, content: bytes) -> NDArray[np.float32] | None:
             kind = (file.getnchannels(), file.getsampwidth(), file.getframerate())
             count, raw = file.getnframes(), file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise DataError(f"{where} is no WAV file ({error or 'it ends early'}): {AGAIN}") from None
+        raise DataError(f"{where} is no WAV file ({str(error) or 'it ends early'}): {AGAIN}") from None
     if kind != (1, 2, RATE):
         raise DataError(f"{where} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]} Hz, expected 1, 16, {RATE}")
     if len(raw) != 2 * count:

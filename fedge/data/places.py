@@ -39,7 +39,7 @@ def locate(name: str, path: Path | str | None, markers: Sequence[str], system: S
 
 
 def _the_file(name: str, given: Path, markers: Sequence[str]) -> Path:
-    known = [Path(marker).name for marker in markers]
+    known = list(dict.fromkeys(Path(marker).name for marker in markers))
     if given.name in known:
         return given
     raise DataError(f"{given} is no file of {name}: expected {' or '.join(known)}, or a folder with one of them")

@@ -23,7 +23,7 @@ X_LABEL: dict[Against, str] = {
     "MB": "communication, up and down (MB)",
     "seconds": "training time (s)",
 }
-Y_LABEL: dict[Measure, str] = {"accuracy": "test accuracy (%)", "loss": "test loss"}
+Y_LABEL: dict[Measure, str] = {"accuracy": "accuracy (%)", "loss": "loss"}
 
 
 def accuracy(runs: Sequence[RunFolder], against: Against = "rounds", target: float | None = None) -> Figure:
@@ -61,7 +61,8 @@ def _one(runs: Sequence[RunFolder], measure: Measure, against: Against, target: 
 
 def _fill(axes: Axes, runs: Sequence[RunFolder], measure: Measure, against: Against, target: float | None) -> None:
     """One pair of axes with the test curve of every run."""
-    style.dress(axes, X_LABEL[against], Y_LABEL[measure])
+    part = " or ".join(dict.fromkeys(run.judged_on for run in runs))
+    style.dress(axes, X_LABEL[against], f"{part} {Y_LABEL[measure]}")
     style.ticks(axes, whole=against == "rounds")
     axes.margins(x=0.02)
     for at, run in enumerate(runs):

@@ -65,6 +65,12 @@ def _notes(runs: Sequence[RunFolder], target: float | None) -> Iterator[str]:
             "that reaches it. The default target is 90 % of the best accuracy any run reached, rounded down to a whole "
             "percent."
         )
+    if held := [run.label for run in runs if run.judged_on == "validation"]:
+        which = "All runs" if len(held) == len(runs) else ", ".join(held)
+        yield _note(
+            f"{which}: judged on a validation part held out of the training set. It stands in the place of the "
+            "test set, and what is called test here is that part."
+        )
     over = sorted({str(run.summary["final_rounds"]) for run in runs if "final_rounds" in run.summary}, key=len)
     mean = f", a mean over the last {' or '.join(over)} rounds" if over else ""
     yield _note(

@@ -30,6 +30,12 @@ class RunFolder:
     source: str = ""  # config.toml, word for word
 
     @property
+    def judged_on(self) -> str:
+        """`test`, or `validation` if a part of the training set stood in the place of the test set."""
+        data = self.config.get("data")
+        return "validation" if isinstance(data, dict) and data.get("validation") else "test"
+
+    @property
     def finished(self) -> bool:
         return bool(self.summary)
 

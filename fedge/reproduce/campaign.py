@@ -145,7 +145,8 @@ def locked(out: Path) -> AbstractContextManager[Any]:
         file.close()
         raise ExperimentError(f"another process is at work in {out}: wait for it, or choose another --out") from None
     except OSError as error:
-        raise ExperimentError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
+        why = "it is a file" if out.is_file() else error.strerror
+        raise ExperimentError(f"cannot write to {out}: {why}; choose another --out") from error
     return file
 
 

@@ -42,7 +42,7 @@ def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[str]:
     if ours is None:
         return
     if (wanted := row[OURS].paper) is not None:
-        yield _line(f"{name}: {OURS} at least the paper's {wanted:g} %: {ours:.1f} %", ours >= wanted, row[OURS])
+        yield _line(f"{name}: {OURS} at least the paper's {wanted:.1f} %: {ours:.1f} %", ours >= wanted, row[OURS])
     for label, other in row.items():
         if label != OURS and other.final is not None:
             more = ours > other.final if label == "FedAvg" else ours >= other.final
@@ -100,7 +100,9 @@ def work(job: Job) -> float:
 
 def _line(claim: str, holds: bool, *cells: Cell) -> str:
     there, all_ = min(len(cell.lines) for cell in cells), len(cells[0].jobs)
-    so_far = f" (so far, {there} of {all_} seeds)" if there < all_ else ""
+    less = [f"{there} of {all_} seeds"] if there < all_ else []
+    less += dict.fromkeys(cell.job.cut for cell in cells if cell.job.cut)
+    so_far = f" (so far, {', '.join(less)})" if less else ""
     lost = sum(len(cell.lines) - len(cell.good) for cell in cells)
     verdict = "holds" if holds else "does not hold"
     return f"{claim}, {f'cannot be said: {lost} runs diverged' if lost else verdict}{so_far}"

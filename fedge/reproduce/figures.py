@@ -11,9 +11,11 @@ import numpy as np
 from fedge.reproduce.jobs import Job
 from fedge.reproduce.places import paper
 from fedge.reproduce.store import Store
-from fedge.reproduce.tables import Cell, cells
+from fedge.reproduce.tables import Cell, cells, title
 
 SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
+TEST_ACCURACY = ("noniid", "sharing", "clients")  # the tables in which the paper states it
+FEW = 20  # rounds, up to which each has a mark
 
 
 def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
@@ -32,12 +34,18 @@ def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         window = SMOOTHED if jobs[0].experiment == "batch-epochs" else 1
         curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
-        shown = np.concatenate([_curve(axes, label, lines, window) for label, lines in curves.items()])
-        axes.set(title=name, xlabel="round", ylabel="test accuracy, %", ylim=limits(shown))
+        stated = {label: rows[label][name].paper for label in curves} if jobs[0].experiment in TEST_ACCURACY else {}
+        shown = [_curve(axes, label, lines, window, stated.get(label)) for label, lines in curves.items()]
+        mean = f", mean of {window} rounds" if window > 1 else ""
+        axes.set(
+            title=title(name), xlabel="round", ylabel=f"test accuracy, %{mean}", ylim=limits(np.concatenate(shown))
+        )
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.suptitle(f"{paper()['titles'][jobs[0].experiment]}, {paper()['datasets'][jobs[0].dataset]}", fontsize=10)
+    dotted = "; dotted: where the paper ends" if jobs[0].experiment in TEST_ACCURACY else ""
+    what = f"{paper()['titles'][jobs[0].experiment]}, {paper()['datasets'][jobs[0].dataset]}"
+    figure.suptitle(what + dotted, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
@@ -52,15 +60,20 @@ def limits(values: np.ndarray[Any, Any]) -> tuple[float, float]:
     return max(0.0, float(np.percentile(values, 5)) - 5), min(100.0, float(values.max()) + 2)
 
 
-def _curve(axes: Any, label: str, series: list[list[float]], window: int) -> np.ndarray[Any, Any]:
-    """Draws one method; returns its values."""
+def _curve(axes: Any, label: str, series: list[list[float]], window: int, stated: float | None) -> np.ndarray[Any, Any]:
+    """Draws one method, and the paper's value for it; returns what it drew."""
     values = 100 * np.array([_smooth(one, window) for one in series])  # [seeds, rounds]
     middle: np.ndarray[Any, Any] = values.mean(0)
     wide = values.std(0)
     at = np.arange(1, len(middle) + 1)
-    (line,) = axes.plot(at, middle, label=label, linewidth=1.3)
+    seeds = "1 seed" if len(series) == 1 else f"{len(series)} seeds"
+    mark = "." if len(at) <= FEW else None
+    (line,) = axes.plot(at, middle, label=f"{label} ({seeds})", linewidth=1.3, marker=mark)
     axes.fill_between(at, middle - wide, middle + wide, color=line.get_color(), alpha=0.2, linewidth=0)
-    return middle
+    if stated is None:
+        return middle
+    axes.axhline(stated, color=line.get_color(), linewidth=1, linestyle=":")
+    return np.append(middle, stated)
 
 
 def _smooth(series: list[float], window: int) -> np.ndarray[Any, Any]:

@@ -34,6 +34,7 @@ class Job:
     label: str
     seed: int
     config: Table  # with this algorithm alone; can be run again with `fedge run`
+    planned: int = 0  # rounds in the file; the run may be shorter
     rank: int | None = None  # which choice of the tuning it uses, not 0 if that diverged; None: it was not tuned
 
     @property
@@ -56,6 +57,11 @@ class Job:
             for name in names:
                 plain[table].pop(name, None)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def cut(self) -> str:
+        """Says how short it is, if it is shorter than in the file."""
+        return f"{self.rounds} of {self.planned} rounds" if self.rounds < self.planned else ""
 
     def __str__(self) -> str:
         return f"{self.experiment} {self.cell}, {self.label}, seed {self.seed}"
@@ -117,6 +123,7 @@ def of_file(
 ) -> list[Job]:
     """The runs of one file with one seed, which is that of the partition, of the model and of the training."""
     tables = copy.deepcopy(read(file))
+    planned = tables.get("train", {}).get("rounds")
     tables.setdefault("train", {})["seed"] = tables.setdefault("partition", {})["seed"] = seed
     if rounds is not None:
         tables["train"]["rounds"] = rounds
@@ -124,7 +131,11 @@ def of_file(
         method = str(table.get("label", "")).split(",")[0]
         innermost(table).update(chosen(file.stem.split("-")[0], method) if chosen else {})
     whole = parse(tables, file.stem)
-    return [Job(experiment, file.stem, label, seed, _neutral(whole.config(label))) for label in whole.labels]
+    configs = {label: _neutral(whole.config(label)) for label in whole.labels}
+    return [
+        Job(experiment, file.stem, label, seed, config, planned or config["train"]["rounds"])
+        for label, config in configs.items()
+    ]
 
 
 def innermost(table: Table) -> Table:

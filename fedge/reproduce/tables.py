@@ -38,7 +38,7 @@ class Cell:
     def text(self, name: str = "final_accuracy", scale: float = 100, places: int = 1) -> str:
         """Mean and standard deviation; how many seeds there are if some are missing, how many diverged."""
         if not self.lines:
-            return NOT_RUN
+            return NOT_RUN + (" (the best setting diverged)" if self.job.rank else "")
         values = [scale * value for value in self.values(name)]
         some = f" ({len(self.lines)} of {len(self.jobs)} seeds)" if len(self.lines) < len(self.jobs) else ""
         lost = len(self.lines) - len(self.good)
@@ -92,15 +92,15 @@ def table(jobs: Sequence[Job], store: Store) -> str:
     if jobs[0].experiment in FIGURES:
         return _figure(found, jobs[0].dataset)
     names = list(dict.fromkeys(job.cell for job in jobs))
-    heads = [f"{_name(name)}: {side}" for name in names for side in ("paper", "ours")]
+    heads = [f"{title(name)}: {side}" for name in names for side in ("paper", "ours")]
     rows = []
     for label, row in found.items():
-        sides = [(_paper(row[name]), row[name].text()) if name in row else (NOTHING, NOTHING) for name in names]
+        sides = [(_stated(row[name].paper), row[name].text()) if name in row else (NOTHING, NOTHING) for name in names]
         rows.append([label, *(side for pair in sides for side in pair)])
     return markdown(["test accuracy, %", *heads], rows)
 
 
-def _name(cell: str) -> str:
+def title(cell: str) -> str:
     """`fmnist-l2` is `l = 2`, `fmnist-k100` is `K = 100`; another word stays."""
     dataset, _, rest = cell.partition("-")
     if rest[:1] in ("l", "k") and rest[1:].isdigit():
@@ -108,8 +108,8 @@ def _name(cell: str) -> str:
     return rest or str(paper()["datasets"].get(dataset, dataset))
 
 
-def _paper(cell: Cell) -> str:
-    return NOTHING if cell.paper is None else f"{cell.paper:g}"
+def _stated(value: float | None, places: int = 1) -> str:
+    return NOTHING if value is None else f"{value:.{places}f}"
 
 
 def _figure(found: dict[str, dict[str, Cell]], dataset: str) -> str:
@@ -133,7 +133,7 @@ def _optimisers(found: dict[str, dict[str, Cell]], dataset: str) -> str:
         accuracy, rounds = stated(cell.job.experiment, cell.job.cell, label)
         ours = [cell.text(), cell.text("final_train_accuracy")]
         ours += [cell.reached(f"{part}_accuracy", target[part]) for part in ("test", "train")]
-        rows.append([label, *(NOTHING if one is None else f"{one:g}" for one in (accuracy, rounds)), *ours])
+        rows.append([label, _stated(accuracy), _stated(rounds, 0), *ours])
     return markdown(head, rows)
 
 
