@@ -39,17 +39,19 @@ What the paper leaves open, and what we chose:
   tenth of the training set that is held out, never on the test set.
 - **Mean of late rounds**: FedAvg, FedOVA and data sharing alike are judged at the mean of their parameters over about
   the last 20 rounds (`Averaged`), except where a label says *plain*. The optimisers of Table II are plain.
-- **A shrinking local step size** (`lr_decay`) is in the grid of FedAvg, FedOVA and data sharing alike.
+- **A shrinking local step size** (`lr_decay`) is not in the grid. On held-out data with two labels a client, over 200
+  rounds of Fashion-MNIST, a factor of 0.995 a round took FedAvg from 89.4 to 88.8 % and gained FedOVA nothing.
 
 {experiments}
 
 ## Tuning
 
-Successive halving: eight settings for 20 rounds, the better four for 40, the better two for 60; one seed; the score is
+Successive halving: eight settings for 15 rounds, the better four for 45, the better two for 120; one seed; the score is
 the mean validation accuracy of the last five rounds. IID for the methods of Table II, two labels a client for the
 others, whose choice is then used for every number of labels and clients, for every batch size and number of epochs.
-It is made after 60 rounds and used for 200 or 250: what is best early need not be best late. A setting with which a run
-then diverges gives way to the next best.
+It is made after 120 rounds and used for 200 or 250, because what is best early need not be best late: of two step sizes
+of FedOVA (Fashion-MNIST, two labels a client), 0.05 led after 30 rounds and 0.1 after 200. A setting with which a run
+diverges gives way to the next best.
 
 {tuning}
 """

@@ -1,6 +1,6 @@
 """Every method's step size and the like, chosen on a held-out part of the training set by successive halving.
 
-    all of at most 8 settings for a third of the rounds -> the better half for two -> the better half for all
+    all of at most 8 settings for 1/8 of the rounds -> the better half for 3/8 -> the better half for all
 
 One grid (grid.toml), one seed and one budget for every method; the test set is not touched: the files in tune/ hold a
 validation part out. K. Jamieson and A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
@@ -27,6 +27,7 @@ from fedge.reproduce.store import Line, Store
 
 TRIALS = "tune.jsonl"
 MOST = 8  # settings a method
+EIGHTHS = (1, 3, 8)  # of the rounds, after which the worse half is dropped
 LAST = 5  # rounds of which the validation accuracy is the mean
 SEED = 0
 
@@ -62,8 +63,8 @@ def tune(
 
 def _choose(campaign: Campaign, store: Store, file: Path, position: int, job: Job) -> Line:
     alive, trials = grid(job.method), list[Line]()
-    for thirds in (1, 2, 3):
-        budget = max(1, job.rounds * thirds // 3)
+    for eighths in EIGHTHS:
+        budget = max(1, job.rounds * eighths // 8)
         scored = [(_trial(campaign, store, _with(file, position, job, one, budget), job.rounds), one) for one in alive]
         trials = [{"setting": setting, "rounds": budget, "validation": score} for score, setting in scored] + trials
         ranked = sorted(scored, key=lambda one: -one[0])  # stable: the first of equals
