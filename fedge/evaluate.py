@@ -7,17 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedge.core import Algorithm, Model
+from fedge.core import Algorithm
+from fedge.handle import Handle
+
+BATCH = {"cpu": 250}  # examples: what lies between two layers fits a CPU's cache
+MOST = 1000  # elsewhere
 
 
 @torch.no_grad()
-def scores(algorithm: Algorithm[Any], model: Model, state: Any, x: Tensor, batch: int = 1000) -> Tensor:
+def scores(algorithm: Algorithm[Any], model: Handle, state: Any, x: Tensor) -> Tensor:
     """[N, classes], computed in batches."""
-    return torch.cat([algorithm.scores(model, state, part) for part in x.split(batch)])
+    parts = x.split(BATCH.get(x.device.type, MOST))
+    return torch.cat([algorithm.scores(model, state, model.laid_out(part)) for part in parts])
 
 
 @torch.no_grad()
-def evaluate(algorithm: Algorithm[Any], model: Model, state: Any, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
+def evaluate(
+    algorithm: Algorithm[Any], model: Handle, state: Any, x: Tensor, y: Tensor, classes: int
+) -> dict[str, Any]:
     """{"loss", "accuracy", "class_accuracy"}; regression targets (classes = 0) have a loss only.
 
     The accuracy of a class without examples is None.

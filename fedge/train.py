@@ -272,7 +272,7 @@ class Judge:
 
     def __init__(self, federation: Federation, link: Any, train: bool) -> None:
         data, pool = federation.data, link.population
-        self.classes = data.classes
+        self.classes, self.judging = data.classes, link.judging
         x = data.test_x.to(pool.x.dtype).to(pool.x.device)
         self.sets = {"test": (x, data.test_y.to(pool.x.device))}
         if train:
@@ -281,6 +281,7 @@ class Judge:
     def __call__(self, run: Run[Any]) -> Record:
         record: Record = {}
         for name, (x, y) in self.sets.items():
-            found = evaluate(run.algorithm, run.handle, run.state, x, y, self.classes)
+            with self.judging():
+                found = evaluate(run.algorithm, run.handle, run.state, x, y, self.classes)
             record |= {f"{name}_{key}": value for key, value in found.items()}
         return record

@@ -405,3 +405,37 @@ def test_small_clients_are_not_padded_to_a_giant() -> None:
 def test_the_loopback_is_for_the_cpu() -> None:
     with pytest.raises(ValueError, match="the loop-back link is for the CPU"):
         Loopback(fedge.FedAvg(toy_model()), ragged(toy_data()), device="cuda")
+
+
+def test_runs_are_judged_with_all_threads_and_trained_by_workers_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that swallows the order of a picture in memory (`view`) is judged as well."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(1, 2, 3), nn.Linear(72, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.conv(x).view(len(x), -1))
+
+    seen = []
+    real = fedge.train.__globals__["evaluate"]
+
+    def watched(*args: object) -> dict:
+        seen.append(torch.get_num_threads())
+        return real(*args)
+
+    monkeypatch.setitem(fedge.train.__globals__, "evaluate", watched)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        chain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))
+        for module in (chain, Own()):
+            algorithm = fedge.FedAvg(module, epochs=1)
+            link = Simulator(algorithm, digits(), workers=2)
+            assert link.threads == 1
+            fedge.train(algorithm, digits(), rounds=1, cohort=3, link=link)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [3, 3]

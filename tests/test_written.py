@@ -264,3 +264,19 @@ def test_the_fallback_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         Simulator(fedge.FedAvg(fedge.models.mlp(6, (5,), 3).double()), federation)
     told = [record.getMessage() for record in caplog.records]
     assert told == ["the model's gradient is left to autograd, which is slower: '1' (Softplus) has no rule"]
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 6), (1, 8, 6), (2, 1, 8), (2, 8, 1)])
+def test_examples_laid_out_for_evaluation_are_the_same_examples(shape: tuple[int, int, int]) -> None:
+    module = nn.Sequential(nn.Conv2d(shape[0], 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5)).double()
+    x = torch.randn(7, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        expected = module(x)
+        handle = WrittenHandle(module, cross_entropy)
+        there = handle.laid_out(x)
+        found = handle.logits(dict(module.named_parameters()), there)
+    assert torch.equal(there, x)
+    assert there.stride(1) == 1, "the channels of a pixel lie side by side"
+    assert (found - expected).abs().max() < 1e-12
+    flat = torch.randn(7, 5)
+    assert handle.laid_out(flat) is flat

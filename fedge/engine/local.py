@@ -48,7 +48,7 @@ class LocalLink(ABC):
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
         self.handle = self.make_handle(algorithm)
-        self.threads = 1 if self.device.type == "cuda" else useful_threads(self.handle)
+        self.threads = self.judges = 1 if self.device.type == "cuda" else useful_threads(self.handle)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger()
         self.forget()
@@ -114,6 +114,16 @@ class LocalLink(ABC):
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(matmul)
             torch.backends.cudnn.allow_tf32 = cudnn
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Within it the model is evaluated: with all threads that suit it, because no worker is at work meanwhile."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.judges)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     @abstractmethod
     def forget(self) -> None:

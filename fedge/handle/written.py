@@ -108,6 +108,22 @@ class WrittenHandle(Handle):
         super().__init__(module, loss, device)
         self.program = Program(read(module), loss, **options)
 
+    def laid_out(self, x: Tensor) -> Tensor:
+        """Images with the channels of a pixel side by side: pooling them is ten times faster on a CPU.
+
+        Only here, where every layer is known: a `view` in a module of one's own may not take them so.
+        """
+        if x.device.type != "cpu" or x.dim() != 4:
+            return x
+        _, channels, height, width = x.shape
+        strides = (
+            channels * height * width,
+            1,
+            channels * width,
+            channels,
+        )  # said outright: of one channel torch cannot tell
+        return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
+
     def grad(self, params: Params, batch: Batch) -> Params:
         names = tuple(params)
         found = Gradient.apply(self.program, names, *batch, *params.values())  # type: ignore[no-untyped-call]
