@@ -139,8 +139,9 @@ class _Work:
                 return INTERRUPTED
             else:
                 return 0
-        kept = "the same command goes on from here." if tell.rounds else "no round was done in this time; give it more."
-        say(self.console, f"Stopped: {kept}")
+        say(self.console, "Stopped: the same command goes on from here.")
+        if not tell.rounds and not interrupt.wanted():
+            say(self.console, "No round was done in this time: give it more --minutes.")
         return INTERRUPTED if interrupt.wanted() else MORE
 
     def _one(self, name: str, dataset: str) -> None:
