@@ -14,6 +14,7 @@ from fedge.core import Batch
 from fedge.engine import Loopback, Simulator
 from fedge.handle import Handle, NotAChain, WrittenHandle, cross_entropy, parameters
 from fedge.handle.chain import read
+from fedge.handle.lone import layout
 from tests.cases import close, generator, ragged, toy_data
 
 Layers = nn.Sequential
@@ -90,6 +91,18 @@ def test_both_layouts_of_a_convolution_agree(threshold: int, monkeypatch: pytest
     monkeypatch.setattr("fedge.handle.stacked.enough", lambda x: threshold)
     test_the_gradient_is_autograds("fmnist_cnn", False)
     test_the_gradient_is_autograds("odd", True)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_both_orders_of_a_picture_in_memory_agree(order: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedge.handle.lone.layout", lambda x, weight: order)
+    test_the_gradient_is_autograds("fmnist_cnn", False)
+    test_the_gradient_is_autograds("odd", True)
+
+
+def test_wide_layers_on_small_pictures_stay_as_they_are() -> None:
+    assert layout(torch.zeros(15, 512, 2, 2), torch.zeros(512, 512, 3, 3)) == torch.contiguous_format
+    assert layout(torch.zeros(15, 16, 14, 14), torch.zeros(32, 16, 5, 5)) == torch.channels_last
 
 
 def test_any_loss_is_differentiated() -> None:

@@ -1,7 +1,8 @@
 """The gradient of a chain for one job on a CPU, written down with torch's own kernels.
 
 One client's batch is too little for several threads; what counts are the kernels. Images are kept channels last, where
-a pool takes a tenth of its time; the rules are those of `stacked` without the job axis.
+a pool takes a tenth of its time, but for wide layers on small pictures; the rules are those of `stacked` without the
+job axis.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ class LoneTape(Tape):
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         assert layer.weight is not None
         first, padding = self.is_first(), list(layer["padding"])
-        x, weight = x.contiguous(memory_format=torch.channels_last), self.params[layer.weight]
+        weight = self.params[layer.weight]
+        order = layout(x, weight)
+        x = x.contiguous(memory_format=order)
         out = F.conv2d(x, weight, None if layer.bias is None else self.params[layer.bias], padding=padding)
 
         def back(g: Tensor) -> Tensor:
-            g = g.contiguous() if first else g  # without an input gradient, rows of pixels are faster
+            g = (
+                g.contiguous() if first else g.contiguous(memory_format=order)
+            )  # without an input gradient, rows of pixels are faster
             wanted = [not first, True, layer.bias is not None]
             into, slope, level = aten.convolution_backward(
                 g, x, weight, [len(weight)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
@@ -59,7 +64,7 @@ class LoneTape(Tape):
                 self.grads[layer.bias] = level
             return g if first else into
 
-        return self.noted(out.contiguous(memory_format=torch.channels_last), back)
+        return self.noted(out.contiguous(memory_format=order), back)
 
     def pool(self, layer: Layer, x: Tensor) -> Tensor:
         kernel = list(layer["kernel"])
@@ -72,3 +77,12 @@ class LoneTape(Tape):
             return found
 
         return self.noted(out, back)
+
+
+def layout(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Channels last, except where the weights outweigh a batch: they would have to be turned for every batch.
+
+    On one core, batches of 15, a step through 512 to 512 channels takes 13 ms in place of 41 on pictures of 2 x 2, and
+    32 in place of 53 on 4 x 4; 128 to 256 channels on 8 x 8 take the same, 3 to 64 on 32 x 32 twice as long.
+    """
+    return torch.contiguous_format if weight.numel() > x.numel() else torch.channels_last
