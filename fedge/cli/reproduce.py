@@ -21,8 +21,7 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopp
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
-from fedge.reproduce.jobs import of_file
-from fedge.reproduce.places import TUNE, check, files, paper, root
+from fedge.reproduce.places import TUNE, check, paper, root
 from fedge.reproduce.store import Line
 from fedge.reproduce.tables import details, table
 from fedge.reproduce.tuning import SEED, TRIALS, grid, methods
@@ -96,7 +95,8 @@ class _Work:
     def jobs(self, name: str, dataset: str) -> list[Job]:
         own, published = self.campaign.out / TRIALS, root() / "results" / TRIALS
         ranked, diverged = Choices([own, published]), self.campaign.store.diverged
-        found = jobs(name, dataset, range(self.seeds), self.rounds, ranked, diverged)
+        seeds = [SEED] if name == TUNE else range(self.seeds)
+        found = jobs(name, dataset, seeds, self.rounds, ranked, diverged)
         return [job for job in found if job.method in self.methods]
 
     def plan(self, names: list[str]) -> None:
@@ -113,12 +113,11 @@ class _Work:
 
     def _plan_tuning(self, dataset: str) -> None:
         done = Choices([self.campaign.out / TRIALS])
-        for job in (job for file in files(TUNE, dataset) for job in of_file(TUNE, file, SEED, self.rounds)):
-            if job.method in self.methods:
-                known = done.lines.get((dataset, job.method), {})
-                state = "done" if known.get("rounds", 0) >= job.rounds else "to do"
-                settings = len(grid(job.method))
-                say(self.console, f"{state:6} {TUNE} {dataset}, {job.method}, {settings} settings, {job.rounds} rounds")
+        for job in self.jobs(TUNE, dataset):
+            known = done.lines.get((dataset, job.method), {})
+            state = "done" if known.get("rounds", 0) >= job.rounds else "to do"
+            settings = len(grid(job.method))
+            say(self.console, f"{state:6} {TUNE} {dataset}, {job.method}, {settings} settings, {job.rounds} rounds")
 
     def _nothing(self, name: str, dataset: str) -> None:
         what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"

@@ -52,9 +52,8 @@ class LoneTape(Tape):
         out = F.conv2d(x, weight, None if layer.bias is None else self.params[layer.bias], padding=padding)
 
         def back(g: Tensor) -> Tensor:
-            g = (
-                g.contiguous() if first else g.contiguous(memory_format=order)
-            )  # without an input gradient, rows of pixels are faster
+            # Without an input gradient, rows of pixels are faster.
+            g = g.contiguous(memory_format=torch.contiguous_format if first else order)
             wanted = [not first, True, layer.bias is not None]
             into, slope, level = aten.convolution_backward(
                 g, x, weight, [len(weight)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted

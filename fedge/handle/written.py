@@ -116,12 +116,8 @@ class WrittenHandle(Handle):
         if x.device.type != "cpu" or x.dim() != 4:
             return x
         _, channels, height, width = x.shape
-        strides = (
-            channels * height * width,
-            1,
-            channels * width,
-            channels,
-        )  # said outright: of one channel torch cannot tell
+        # The strides are said outright: of pictures with one channel torch cannot tell which order they are in.
+        strides = (channels * height * width, 1, channels * width, channels)
         return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
 
     def grad(self, params: Params, batch: Batch) -> Params:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from fedge.reproduce.jobs import Job, innermost
 from fedge.reproduce.places import paper
@@ -14,7 +15,17 @@ OURS = "FedOVA"
 SAME = 1.0  # points within which two accuracies are the same
 
 
-def claims(jobs: Sequence[Job], store: Store) -> list[str]:
+class Claim(NamedTuple):
+    """What is said of a claim, and whether it holds; None if runs diverged."""
+
+    said: str
+    holds: bool | None
+
+    def __str__(self) -> str:
+        return self.said
+
+
+def claims(jobs: Sequence[Job], store: Store) -> list[Claim]:
     """One line a claim that there are runs for; how many seeds it rests on is said where some are missing."""
     found = cells(jobs, store)
     by_cell: dict[str, dict[str, Cell]] = {}
@@ -22,7 +33,7 @@ def claims(jobs: Sequence[Job], store: Store) -> list[str]:
         for name, cell in row.items():
             by_cell.setdefault(name, {})[label] = cell
     kind = jobs[0].experiment
-    lines = list[str]()
+    lines = list[Claim]()
     if kind in ("noniid", "sharing", "clients"):
         for name, row in by_cell.items():
             lines += _in_a_cell(name, row)
@@ -37,7 +48,7 @@ def claims(jobs: Sequence[Job], store: Store) -> list[str]:
     return lines
 
 
-def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[str]:
+def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
     ours = row[OURS].final if OURS in row else None
     if ours is None:
         return
@@ -52,7 +63,7 @@ def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[str]:
             )
 
 
-def _loss(row: Sequence[Cell]) -> Iterator[str]:
+def _loss(row: Sequence[Cell]) -> Iterator[Claim]:
     """From few clients to many."""
     if len(row) < 2:
         return
@@ -64,7 +75,7 @@ def _loss(row: Sequence[Cell]) -> Iterator[str]:
     yield _line(f"{said}: it loses {lost:.1f}", lost <= allowed + 1e-9, few, many)
 
 
-def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[str]:
+def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
     """Table II: the second-order method needs fewer rounds than FedAvg, to the same accuracy."""
     ours, base = row.get("Fisher L-BFGS"), row.get("FedAvg-SGD")
     if ours is None or base is None or not ours.good or not base.good:
@@ -76,7 +87,7 @@ def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[str]:
         yield _line(f"{claim}: {shown[0]} and {shown[1]}", pair[0] < pair[1], ours, base)
 
 
-def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[str]:
+def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
     """The figure's two observations: the same end whatever the batch size and the epochs, and later with less work."""
     order = sorted(row.values(), key=lambda cell: -work(cell.job))
     if len(order) < 2 or any(cell.final is None for cell in order):
@@ -98,11 +109,11 @@ def work(job: Job) -> float:
     return float(inner["epochs"] / size)
 
 
-def _line(claim: str, holds: bool, *cells: Cell) -> str:
+def _line(claim: str, holds: bool, *cells: Cell) -> Claim:
     there, all_ = min(len(cell.lines) for cell in cells), len(cells[0].jobs)
     less = [f"{there} of {all_} seeds"] if there < all_ else []
     less += dict.fromkeys(cell.job.cut for cell in cells if cell.job.cut)
     so_far = f" (so far, {', '.join(less)})" if less else ""
     lost = sum(len(cell.lines) - len(cell.good) for cell in cells)
-    verdict = "holds" if holds else "does not hold"
-    return f"{claim}, {f'cannot be said: {lost} runs diverged' if lost else verdict}{so_far}"
+    verdict = f"cannot be said: {lost} runs diverged" if lost else "holds" if holds else "does not hold"
+    return Claim(f"{claim}, {verdict}{so_far}", None if lost else holds)
