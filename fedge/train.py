@@ -73,24 +73,39 @@ def train(
     _check_link(algorithm, link)
     settings = counts | {"cohort": cohort, "seed": seed, "evaluate_train": evaluate_train}
     log = open_log(out, config or describe(algorithm, federation, settings), name, link, checkpoint_every)
-    if resume and start is not None:
-        raise ValueError("give either start (a Run) or resume (a run folder), not both")
-    if resume and log is None:
-        raise RunFolderError("resume needs the run folder to go on from: give `out`")
-    if resume and log is not None and log.resumable:
-        run, last = log.reopen(algorithm, rounds), rounds
-        replay(algorithm, link, run, seed, draw)
-    else:
-        run = _begin(algorithm, link, start, seed, draw)
-        last = run.rounds + rounds
-        if log is not None:
-            log.create(federation, run)
+    run, last = _opened(algorithm, federation, link, log, start, resume, rounds, seed, draw)
     leads = group_of(link).leads
     judge = Judge(federation, link, evaluate_train) if leads else None
     on_round = on_round if leads else None
     with link.working():
         _rounds(run, Interruptible(link, stop), judge, log, seed, draw, last, evaluate_every, on_round)
     return run
+
+
+def _opened(
+    algorithm: Algorithm[S],
+    federation: Federation,
+    link: Any,
+    log: Log | None,
+    start: Run[S] | None,
+    resume: bool,
+    rounds: int,
+    seed: int,
+    draw: Draw,
+) -> tuple[Run[S], int]:
+    """The run to go on with, from a folder, an earlier run or its very beginning, and the number of its last round."""
+    if resume and start is not None:
+        raise ValueError("give either start (a Run) or resume (a run folder), not both")
+    if resume and log is None:
+        raise RunFolderError("resume needs the run folder to go on from: give `out`")
+    if resume and log is not None and log.resumable:
+        run = log.reopen(algorithm, rounds)
+        replay(algorithm, link, run, seed, draw)
+        return run, rounds
+    run = _begin(algorithm, link, start, seed, draw)
+    if log is not None:
+        log.create(federation, run)
+    return run, run.rounds + rounds
 
 
 def _check_link(algorithm: Algorithm[S], link: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import fedge.data
@@ -21,7 +22,7 @@ from fedge.experiment.setup import load_data
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, places, tune
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
-from fedge.reproduce.figures import draw, limits
+from fedge.reproduce.figures import _curve, draw, limits
 from fedge.reproduce.jobs import innermost
 from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
 from fedge.reproduce.tuning import LAST, MOST, TRIALS, _trial, grid
@@ -643,6 +644,19 @@ def test_a_missing_data_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pyte
     code, text = invoke("noniid", "--dataset", "kws", "--device", "cpu", "--out", str(tmp_path / "out"))
     assert code == 2
     assert "fedge data get speech_commands" in " ".join(text.split())
+
+
+def test_a_curve_shows_its_seeds_and_the_paper_s_value() -> None:
+    axes = Figure().subplots()
+    shown = _curve(axes, "FedOVA", [[0.5, 0.6], [0.7, 0.8]], 1, 70.0)
+    ours, theirs = axes.get_lines()
+    assert ours.get_label() == "FedOVA (2 seeds)"
+    assert ours.get_ydata().tolist() == pytest.approx([60, 70])
+    assert set(theirs.get_ydata()) == {70.0}
+    assert (theirs.get_linestyle(), theirs.get_color()) == (":", ours.get_color())
+    assert shown.tolist() == pytest.approx([60, 70, 70]), "the axis has to reach it"
+    assert len(_curve(axes, "FedAvg", [[0.5]], 1, None)) == 1
+    assert len(axes.get_lines()) == 3
 
 
 def test_the_page_says_what_was_stored() -> None:

@@ -439,3 +439,12 @@ def test_runs_are_judged_with_all_threads_and_trained_by_workers_with_one(monkey
     finally:
         torch.set_num_threads(threads)
     assert seen == [3, 3]
+
+
+def test_scores_computed_in_batches_are_the_module_s_own() -> None:
+    x = torch.randn(601, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
+    run = fedge.train(fedge.FedAvg(module, epochs=1), digits(), rounds=1, cohort=3)
+    module.load_state_dict(run.params)
+    with torch.no_grad():
+        assert (run.scores(x) - module(x)).abs().max() < 1e-5
