@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import fedge.data
 from benchmarks.paper import page
 from fedge.cli.app import app
+from fedge.cli.reproduce import _outcome
 from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.setup import load_data
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, places, tune
@@ -390,6 +391,24 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     assert "choice 2" in (tmp_path / "noniid-fmnist.md").read_text("utf-8")
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
+
+
+def test_a_run_that_collapsed_diverged(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.jsonl")
+    run = {"key": "a", "rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9}
+    for key, changed in {
+        "fell": {}, "rose": {"final_accuracy": 0.46}, "short": {"rounds": 99}, "unseen": {"final_accuracy": None},
+    }.items():  # fmt: skip
+        store.add({**run, "key": key, **changed})
+    store.add({"key": "failed", "rounds": 200, "failed": "values are not finite"})
+    assert [line["key"] for line in store.lines if store.diverged(line["key"])] == ["fell", "failed"]
+    assert not store.diverged("never run")
+
+
+def test_a_run_that_collapsed_is_said_so() -> None:
+    line = {"rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9}
+    assert _outcome({**line, "seconds_a_round": 1.0}) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"
+    assert "collapsed" not in _outcome({**line, "final_accuracy": 0.8, "seconds_a_round": 1.0})
 
 
 def test_one_method_alone(tiny: Path, tmp_path: Path) -> None:

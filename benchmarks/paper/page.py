@@ -52,7 +52,7 @@ the mean validation accuracy of the last five rounds. IID for the methods of Tab
 others, whose choice is then used for every number of labels and clients, for every batch size and number of epochs.
 It is made after 120 rounds and used for 200 or 250, because what is best early need not be best late: of two step sizes
 of FedOVA (Fashion-MNIST, two labels a client), 0.05 led after 30 rounds and 0.1 after 200. A setting with which a run
-diverges gives way to the next best.
+diverges (values that are not finite, or a final accuracy below half of its best) gives way to the next best.
 
 {tuning}
 """

@@ -22,7 +22,7 @@ from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.places import TUNE, check, paper, root
-from fedge.reproduce.store import Line
+from fedge.reproduce.store import Line, collapsed
 from fedge.reproduce.tables import details, table
 from fedge.reproduce.tuning import SEED, TRIALS, grid, methods
 from fedge.run import Record
@@ -206,4 +206,5 @@ def _outcome(line: dict[str, Any]) -> str:
     if line["failed"]:
         return f"failed: {line['failed']}"
     after = "a round" if line["rounds"] == 1 else f"{line['rounds']} rounds"
-    return f"{percent(line['final_accuracy'])} % after {after}, {pace(line['seconds_a_round'])}"
+    fallen = f", collapsed from {percent(line['best_accuracy'])} %" if collapsed(line) else ""
+    return f"{percent(line['final_accuracy'])} % after {after}{fallen}, {pace(line['seconds_a_round'])}"

@@ -11,6 +11,7 @@ from typing import Any
 from fedge.experiment import ExperimentError
 
 Line = dict[str, Any]
+LONG = 100  # rounds
 
 
 def _is_json(raw: bytes) -> bool:
@@ -19,6 +20,12 @@ def _is_json(raw: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def collapsed(line: Line) -> bool:
+    """Whether a run ended at less than half of its best accuracy; in a short one, which swings, that means nothing."""
+    final, best = line.get("final_accuracy"), line.get("best_accuracy")
+    return line.get("rounds", 0) >= LONG and final is not None and best is not None and final < best / 2
 
 
 class Store:
@@ -52,8 +59,9 @@ class Store:
         return next((line for line in reversed(self.lines) if line.get("key") == key), None)
 
     def diverged(self, key: str) -> bool:
+        """Whether a run failed or collapsed."""
         found = self.find(key)
-        return found is not None and bool(found.get("failed"))
+        return found is not None and (bool(found.get("failed")) or collapsed(found))
 
     def add(self, line: Line) -> None:
         try:
