@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kill_reproduce [KILLS]`: kill -9 of `fedge reproduce`, going on: is the table the same?
+"""`python -m benchmarks.kill_reproduce [KILLS [JOBS]]`: kill -9 of `fedge reproduce`, going on: is the table the same?
 
 The paper's own files, with digits and a small network in the place of Fashion-MNIST, so that a run takes seconds.
 """
@@ -38,7 +38,8 @@ def files(folder: Path) -> Path:
 
 
 def command(out: Path) -> list[str]:
-    options = ["--rounds", str(ROUNDS), "--seeds", "1", "--device", "cpu", "--out", str(out)]
+    jobs = sys.argv[2] if len(sys.argv) > 2 else "1"
+    options = ["--rounds", str(ROUNDS), "--seeds", "1", "--device", "cpu", "--jobs", jobs, "--out", str(out)]
     return [sys.executable, "-m", "fedge", "reproduce", *NAMES, *options]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,15 +33,6 @@ from . import paper
 FILES = Path(__file__).parents[1] / "benchmarks" / "paper"
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = paper.write(tmp_path / "paper")
-    monkeypatch.setenv("FEDGE_PAPER", str(folder))
-    places.paper.cache_clear()
-    yield folder
-    places.paper.cache_clear()
-
-
 class Counting(Tell):
     def __init__(self) -> None:
         self.rounds: list[str] = []
@@ -52,14 +43,6 @@ class Counting(Tell):
 
 def campaign(out: Path, stop: Callable[[], bool] = lambda: False) -> Campaign:
     return Campaign(out, "cpu", stop=stop, tell=Counting())
-
-
-def without_times(path: Path) -> list[dict]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        for name in ("seconds", "seconds_a_round"):
-            line.pop(name, None)
-    return sorted(lines, key=lambda line: line["key"])
 
 
 def test_a_folder_without_experiments_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +215,7 @@ def test_stopping_anywhere_and_going_on_gives_the_same_lines(tiny: Path, tmp_pat
         else:
             break
     assert ends > 2
-    assert without_times(tmp_path / "cut" / "results.jsonl") == without_times(tmp_path / "whole" / "results.jsonl")
+    assert paper.untimed(tmp_path / "cut" / "results.jsonl") == paper.untimed(tmp_path / "whole" / "results.jsonl")
 
 
 def test_data_are_loaded_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

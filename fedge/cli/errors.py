@@ -14,6 +14,7 @@ from fedge.engine.replies import TooFewReplies
 from fedge.engine.worker import ClientError
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
+from fedge.reproduce.pool import LostWorker
 from fedge.runfolder import RunFolderError
 
 ASKED = 2  # what was asked for is not possible
@@ -28,7 +29,7 @@ def one_line(group: Group | None = None) -> Iterator[None]:
         yield
     except (DataError, ExperimentError, RunFolderError, ReportError) as error:
         raise fail(str(error), ASKED, group) from None
-    except (MissingExtra, TooFewReplies, ClientError, StepError, RankError) as error:
+    except (MissingExtra, TooFewReplies, ClientError, StepError, RankError, LostWorker) as error:
         raise fail(str(error), FAILED, group) from None
     except OSError as error:
         raise fail(str(error), ASKED, group) from None

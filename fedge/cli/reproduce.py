@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.places import TUNE, check, paper, root
+from fedge.reproduce.pool import Tuning, Unit, together
 from fedge.reproduce.store import Line, collapsed
 from fedge.reproduce.tables import details, table
 from fedge.reproduce.tuning import SEED, TRIALS, grid, methods
@@ -49,6 +51,9 @@ def reproduce(
     ),
     precision: Annotated[str, typer.Option(help="fp32, or tf32 on a GPU.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
+    processes: Annotated[
+        int, typer.Option("--jobs", min=1, help="Runs at a time, a process each: where one does not fill the GPU.")
+    ] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="Only say which runs there are and which are done.")] = False,
 ) -> None:
     """Repeat experiments of the paper and print its tables with our numbers beside them.
@@ -74,7 +79,7 @@ def reproduce(
             work.plan(names)
             return
         with locked(out):
-            code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes)
+            code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes, processes)
     if code:
         raise typer.Exit(code)
 
@@ -123,12 +128,14 @@ class _Work:
         what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
         say(self.console, f"{name}: the paper has nothing on {what}")
 
-    def all(self, names: list[str], deadline: float | None) -> int:
+    def all(self, names: list[str], deadline: float | None, processes: int = 1) -> int:
         """Runs everything; returns the exit code."""
         with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
             self.campaign.stop = _stop(interrupt, deadline)
             self.campaign.tell = tell = _Say(self.console, status)
             try:
+                if processes > 1:
+                    self._together(names, processes, tell)
                 for dataset in self.datasets:  # outside, so that its data are loaded once for all names
                     for name in names:
                         self._one(name, dataset)
@@ -139,9 +146,28 @@ class _Work:
             else:
                 return 0
         say(self.console, "Stopped: the same command goes on from here.")
-        if not tell.rounds and not interrupt.wanted():
+        if processes == 1 and not tell.rounds and not interrupt.wanted():
             say(self.console, "No round was done in this time: give it more --minutes.")
         return INTERRUPTED if interrupt.wanted() else MORE
+
+    def _together(self, names: list[str], processes: int, tell: _Say) -> None:
+        """Everything in several processes; what comes after it finds all runs done, and shows them."""
+        if TUNE in names:
+            found = {(dataset, job.method) for dataset in self.datasets for job in self.jobs(TUNE, dataset)}
+            tell.several(len(found), processes)
+            together(self.campaign, [Tuning(*one, self.rounds) for one in sorted(found)], processes, tell.done)
+        while wanted := self._missing(names):  # what diverged gives way to the next best setting
+            tell.several(len(wanted), processes)
+            together(self.campaign, wanted, processes, tell.done)
+        self.campaign.tell = Tell()
+
+    def _missing(self, names: list[str]) -> list[Job]:
+        """Runs that have no result yet, each once."""
+        found: dict[str, Job] = {}
+        for dataset, name in product(self.datasets, names):
+            for job in self.jobs(name, dataset) if name != TUNE else ():
+                found.setdefault(job.key, job)
+        return [job for key, job in found.items() if self.campaign.store.find(key) is None]
 
     def _one(self, name: str, dataset: str) -> None:
         if name == TUNE:
@@ -197,6 +223,14 @@ class _Say(Tell):
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", {percent(accuracy)} %"
         self._status.update(f"{job}: round {record['round']} of {job.rounds}{shown}")
+
+    def several(self, units: int, processes: int) -> None:
+        self._status.update(f"{units} to do, {min(units, processes)} at a time")
+
+    def done(self, unit: Unit, line: Line | None) -> None:
+        """A process came to the end of a unit."""
+        if isinstance(unit, Job) and line is not None:
+            self.end(unit, line, new=True)
 
     def end(self, job: Job, line: Line, new: bool) -> None:
         say(self._console, f"{job}: {_outcome(line)}{'' if new else ' (was done)'}")

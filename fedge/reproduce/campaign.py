@@ -6,7 +6,7 @@ import gc
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from fedge.experiment.device import find
 from fedge.experiment.setup import load_data
 from fedge.reproduce.hardware import hardware
 from fedge.reproduce.jobs import Job
-from fedge.reproduce.store import Line, Store
+from fedge.reproduce.store import Line, Store, hold
 from fedge.run import Record, Run
 from fedge.runfolder import RunFolderError, versions
 from fedge.train import train
@@ -134,13 +134,9 @@ class Campaign:
 def locked(out: Path) -> AbstractContextManager[Any]:
     """A file that only one process holds at a time; it is free again when that process ends, however it ends."""
     try:
-        import fcntl
-    except ImportError:  # Windows has none
-        return nullcontext()
-    try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / ".lock", "w")  # noqa: SIM115
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hold(file, wait=False)
     except BlockingIOError:
         file.close()
         raise ExperimentError(f"another process is at work in {out}: wait for it, or choose another --out") from None

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedge.experiment import ExperimentError
 
@@ -20,6 +20,19 @@ def _is_json(raw: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def hold(file: IO[Any], wait: bool = True) -> None:
+    """Keep other processes off a file until it is closed, or, if it is only read, those that write.
+
+    BlockingIOError if one has it and we do not wait.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        return
+    kind = fcntl.LOCK_EX if file.writable() else fcntl.LOCK_SH
+    fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
 
 
 def collapsed(line: Line) -> bool:
@@ -38,22 +51,26 @@ class Store:
     def _read(self) -> Iterator[Line]:
         if not self.path.exists():
             return
-        whole = self.path.read_bytes()
-        if whole and not whole.endswith(b"\n") and _is_json(whole.splitlines()[-1]):
-            with open(self.path, "ab") as file:
-                file.write(b"\n")  # a kill just before it
-            whole += b"\n"
-        for number, raw in enumerate(whole.splitlines(keepends=True), 1):
+        with open(self.path, "rb") as file:
+            hold(file)  # another process may be in the middle of a line
+            whole = file.read()
+            if whole and not whole.endswith(b"\n"):
+                whole = self._mended(whole)
+        for number, raw in enumerate(whole.splitlines(), 1):
             try:
                 yield json.loads(raw)
             except ValueError:
-                if raw.endswith(b"\n"):
-                    raise ExperimentError(f"{self.path}, line {number}, is not JSON: repair or remove it") from None
-                self._cut(len(whole) - len(raw))  # a kill in the middle of the last line
+                raise ExperimentError(f"{self.path}, line {number}, is not JSON: repair or remove it") from None
 
-    def _cut(self, size: int) -> None:
-        with open(self.path, "rb+") as file:
-            file.truncate(size)
+    def _mended(self, whole: bytes) -> bytes:
+        """After a kill in the middle of the last line, without it; after one just before its end, with the end."""
+        *_, last = whole.splitlines(keepends=True)
+        if not _is_json(last):
+            os.truncate(self.path, len(whole) - len(last))
+            return whole[: -len(last)]
+        with open(self.path, "ab") as file:
+            file.write(b"\n")
+        return whole + b"\n"
 
     def find(self, key: str) -> Line | None:
         return next((line for line in reversed(self.lines) if line.get("key") == key), None)
@@ -67,6 +84,7 @@ class Store:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab") as file:
+                hold(file)
                 file.write((json.dumps(line) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())

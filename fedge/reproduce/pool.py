@@ -1,0 +1,112 @@
+"""Several runs at a time, a process each: what one leaves of a GPU, another uses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedge.reproduce.campaign import RESULTS, Campaign, Stopped
+from fedge.reproduce.jobs import Job
+from fedge.reproduce.store import Line, Store
+from fedge.reproduce.tuning import tune
+
+LOOK = 0.2  # seconds between two looks at whether to stop
+
+
+class Tuning(NamedTuple):
+    """One method to be tuned on one data set; its trials follow from one another."""
+
+    dataset: str
+    method: str
+    rounds: int | None
+
+
+Unit = Job | Tuning
+
+
+class LostWorker(RuntimeError):
+    """A process is gone, and what it was at."""
+
+
+def together(
+    campaign: Campaign,
+    units: Iterable[Unit],
+    processes: int,
+    done: Callable[[Unit, Line | None], None] = lambda unit, line: None,
+) -> None:
+    """All units, at most so many at a time; every process writes its results itself, at once.
+
+    When the campaign is to stop, all processes do, each with a checkpoint; so they do when one of them fails.
+    """
+    units = list(units)
+    if not units:
+        return
+    context = get_context("spawn")  # a process that was forked cannot use the GPU
+    stop, about = context.Event(), (campaign.out, campaign.device, campaign.engine)
+    failure: Exception | None = None
+    few = min(processes, len(units))
+    with ProcessPoolExecutor(few, context, initializer=_begin, initargs=(stop, few, *about)) as pool:
+        at_work: dict[Future[Line | None], Unit] = {pool.submit(_do, unit): unit for unit in units}
+        try:
+            while at_work:
+                for future in wait(at_work, LOOK, FIRST_COMPLETED).done:
+                    unit = at_work.pop(future)
+                    try:
+                        done(unit, future.result())
+                    except Exception as error:
+                        failure = _worse(failure, error)
+                if failure is not None or campaign.stop():
+                    stop.set()
+        except BaseException:  # the second Ctrl-C: at once
+            for child in active_children():
+                child.terminate()
+            raise
+    campaign.store = Store(campaign.out / RESULTS)
+    if isinstance(failure, BrokenProcessPool):
+        raise LostWorker(
+            f"one of {few} processes ended without a word: was it killed, or is there too little memory for so many? "
+            "The same command goes on from here; lower --jobs if it happens again"
+        ) from failure
+    if failure is not None:
+        raise failure
+
+
+def _worse(one: Exception | None, other: Exception) -> Exception:
+    """The first that says more than that somebody wanted an end."""
+    return other if one is None or isinstance(one, Stopped) else one
+
+
+_campaign: Campaign  # of a process of the pool
+
+
+def _begin(stop: Event, processes: int, out: Path, device: str, engine: dict[str, Any]) -> None:
+    """What a process needs before its first unit. Ctrl-C is for the one that gives out the work, and so is its end."""
+    global _campaign
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    _campaign = Campaign(out, device, engine, stop=stop.is_set)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _do(unit: Unit) -> Line | None:
+    if isinstance(unit, Job):
+        return _campaign.run(unit)
+    tune(_campaign, unit.dataset, unit.rounds, [unit.method])
+    return None
