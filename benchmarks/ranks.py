@@ -57,6 +57,8 @@ def measure(group: Group, name: str, repeats: int) -> tuple[list[tuple[float, fl
 
 def main() -> None:
     name, repeats = sys.argv[1] if len(sys.argv) > 1 else "A", int(sys.argv[2]) if len(sys.argv) > 2 else 9
+    if repeats < 2:
+        sys.exit(f"REPEATS is {repeats}: quartiles need 2 at least")
     if "RANK" not in os.environ:
         launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
         words = [sys.executable, "-m", *launch, "-m", "benchmarks.ranks", name, str(repeats)]

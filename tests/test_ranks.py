@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedge.cli.app import app
 from fedge.cli.torchrun import program
-from fedge.engine import Group, Ranks, Simulator, checkpoint, joined
+from fedge.engine import Group, Ranks, Simulator, checkpoint, group, joined
 from fedge.engine.group import threads_of_a_rank
 from tests.cases import close
 from tests.ranks_worker import cases, train
@@ -248,3 +249,23 @@ def test_a_dead_rank_ends_the_run_which_goes_on_from_its_last_round(here: Path) 
     assert done.stdout.count(f"going on after round {had + 1}") == 1
     alone("small.toml", "--out", "whole", "--set", f"train.rounds={had + 2}")
     assert_same(run, here / "whole/fedova")
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_leaving_waits_until_the_last_message_is_let_go(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a thread of gloo's may ask for an interpreter that is gone, and the process aborts after a good run."""
+    held: list[torch.Tensor] = []
+
+    def broadcast(tensor: torch.Tensor, src: int) -> None:
+        held.append(tensor)
+        if drops:
+            threading.Timer(0.3, held.clear).start()
+
+    monkeypatch.setattr(group, "LET_GO", 10 if drops else 0.1)
+    monkeypatch.setattr(group.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(group.dist, "broadcast", broadcast)
+    monkeypatch.setattr(group.dist, "destroy_process_group", lambda: None)
+    begin = time.monotonic()
+    group.Processes.leave(object.__new__(group.Processes))
+    assert bool(held) != drops
+    assert time.monotonic() - begin < 5
