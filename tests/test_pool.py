@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +19,8 @@ from typer.testing import CliRunner
 from fedge.cli.app import app
 from fedge.experiment import ExperimentError
 from fedge.reproduce import Campaign, Choices, Job, Stopped, Store, jobs
-from fedge.reproduce.pool import LostWorker, together
+from fedge.reproduce.pool import LostWorker, _worse, together
+from fedge.reproduce.store import hold
 from fedge.reproduce.tuning import TRIALS
 
 from . import paper
@@ -31,7 +34,7 @@ def reproduce(out: Path, *options: str) -> str:
 
 def test_several_at_a_time_give_what_one_after_another_gives(tiny: Path, tmp_path: Path) -> None:
     what = ("tune", "noniid", "clients", "--rounds", "2", "--seeds", "1")
-    reproduce(tmp_path / "one", *what)
+    reproduce(tmp_path / "one", "noniid", "clients", "tune", *what[3:])  # tuning comes first wherever it stands
     said = reproduce(tmp_path / "two", *what, "--jobs", "2")
     for name in ("results.jsonl", TRIALS):
         assert paper.untimed(tmp_path / "two" / name) == paper.untimed(tmp_path / "one" / name)
@@ -86,16 +89,105 @@ def test_a_process_that_was_killed_is_named(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_processes_end_with_the_one_that_began_them(at_work: subprocess.Popen[bytes]) -> None:
-    children = Path(f"/proc/{at_work.pid}/task/{at_work.pid}/children").read_text().split()
-    assert len(children) >= 2
+    begun = children(at_work)
+    assert len(begun) >= 2
     at_work.kill()
-    _until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    _until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun))
 
 
-def test_a_second_interrupt_ends_all_at_once(at_work: subprocess.Popen[bytes]) -> None:
-    at_work.send_signal(signal.SIGINT)
-    at_work.send_signal(signal.SIGINT)
-    assert at_work.wait(20) == 130
+class Sleeper(Job):
+    """A run that does not ask whether to stop."""
+
+    @property
+    def key(self) -> str:
+        time.sleep(40)
+        return "too late"
+
+
+def test_a_second_interrupt_ends_all_at_once(tiny: Path, tmp_path: Path) -> None:
+    asked = iter([False] * 10)
+
+    def second() -> bool:
+        if next(asked, None) is None:
+            raise KeyboardInterrupt
+        return False
+
+    first, other, *_ = (Sleeper(**vars(job)) for job in jobs("noniid", "fmnist", [0], 1))
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        together(Campaign(tmp_path, "cpu", stop=second), [first, other], 2)
+    assert time.monotonic() - begin < 30
+    assert not active_children()
+
+
+class Odd(Exception):
+    """Cannot be sent to another process: it is made of two words."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+class Failing(Job):
+    @property
+    def key(self) -> str:
+        raise Odd("no", "luck")
+
+
+def test_an_error_that_cannot_be_sent_is_told_in_words(tiny: Path, tmp_path: Path) -> None:
+    first, *_ = jobs("noniid", "fmnist", [0], 1)
+    with pytest.raises(RuntimeError, match="Odd: no luck"):
+        together(Campaign(tmp_path, "cpu"), [Failing(**vars(first))], 2)
+
+
+def test_what_went_wrong_counts_more_than_a_wish_to_stop() -> None:
+    stopped, wrong = Stopped(), ValueError("wrong")
+    assert _worse(None, stopped) is stopped
+    assert _worse(stopped, wrong) is wrong
+    assert _worse(wrong, stopped) is wrong
+    assert _worse(wrong, ValueError("too")) is wrong
+
+
+def test_nothing_is_begun_when_it_is_to_stop_already(tiny: Path, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    with pytest.raises(Stopped):
+        together(Campaign(tmp_path, "cpu", stop=lambda: True), jobs("noniid", "fmnist", [0], 1), 2)
+    assert time.monotonic() - begin < 1
+
+
+def test_an_interrupt_while_processes_begin_is_a_wish_to_stop(tiny: Path, tmp_path: Path) -> None:
+    with command(tmp_path / "out", start_new_session=True) as process:
+        try:
+            _until(lambda: len(children(process)) > 2)  # one of them keeps count of resources
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            said, wrong = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert b"the same command goes on from here" in said
+    assert b"Traceback" not in wrong
+
+
+def test_a_store_is_written_by_one_at_a_time(tmp_path: Path) -> None:
+    store = Store(tmp_path / "some.jsonl")
+    store.add({"key": "a"})
+    with open(store.path, "rb+") as file:
+        hold(file)
+        thread = threading.Thread(target=store.add, args=({"key": "b"},))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert len(store.path.read_text().splitlines()) == 1
+    thread.join()
+    assert len(Store(store.path).lines) == 2
+
+
+def test_a_line_after_half_a_line_is_whole(tmp_path: Path) -> None:
+    store = Store(tmp_path / "some.jsonl")
+    store.add({"key": "a"})
+    with open(store.path, "ab") as file:
+        file.write(b'{"key": "ha')
+    store.add({"key": "b"})
+    assert [line["key"] for line in Store(store.path).lines] == ["a", "b"]
 
 
 def test_one_interrupt_stops_all_with_a_checkpoint(at_work: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -110,13 +202,22 @@ def test_one_interrupt_stops_all_with_a_checkpoint(at_work: subprocess.Popen[byt
 def at_work(tiny: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The command with two runs that would take hours, both begun."""
     out = tmp_path / "out"
-    what = ["reproduce", "noniid", "--rounds", "100000", "--seeds", "1", "--device", "cpu", "--jobs", "2"]
-    with subprocess.Popen([sys.executable, "-m", "fedge", *what, "--out", str(out)], stdout=subprocess.PIPE) as process:
+    with command(out) as process:
         try:
             _until(lambda: len(list(out.glob("runs/*/rounds.jsonl"))) == 2)
             yield process
         finally:
             process.kill()
+
+
+def command(out: Path, **options: Any) -> subprocess.Popen[bytes]:
+    what = ["reproduce", "noniid", "--rounds", "100000", "--seeds", "1", "--device", "cpu", "--jobs", "2"]
+    words = [sys.executable, "-m", "fedge", *what, "--out", str(out)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def children(process: subprocess.Popen[bytes]) -> list[str]:
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
 
 def _until(true: Callable[[], bool], seconds: float = 60) -> None:

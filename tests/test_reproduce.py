@@ -388,6 +388,15 @@ def test_a_run_that_collapsed_diverged(tmp_path: Path) -> None:
     assert not store.diverged("never run")
 
 
+def test_no_claim_rests_on_a_run_that_collapsed(tiny: Path, tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "results.jsonl"), jobs("noniid", "fmnist", [0], 200)
+    for job in wanted:
+        line = fake(job, 0.6) | {"rounds": 200}
+        store.add(line | ({"final_accuracy": 0.1, "best_accuracy": 0.9} if job.label == "FedAvg" else {}))
+    assert "(1 of 1 diverged)" in cells(wanted, store)["FedAvg"]["fmnist-l2"].text()
+    assert not [claim for claim in claims(wanted, store) if claim.holds and "above our FedAvg" in claim.said]
+
+
 def test_a_run_that_collapsed_is_said_so() -> None:
     line = {"rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9}
     assert _outcome({**line, "seconds_a_round": 1.0}) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs
 from fedge.reproduce.campaign import RESULTS
@@ -40,6 +41,8 @@ What the paper leaves open, and what we chose:
   tenth of the training set that is held out, never on the test set.
 - **Mean of late rounds**: FedAvg, FedOVA and data sharing alike are judged at the mean of their parameters over about
   the last 20 rounds (`Averaged`), except where a label says *plain*. The optimisers of Table II are plain.
+  On held-out data (Fashion-MNIST, two labels a client, lr 0.1, 200 rounds, one seed) windows of 10, 20, 40 and 80 rounds
+  gave FedOVA 89.0, 88.9, 88.9 and 88.7 %, FedAvg 89.2, 89.2, 89.1 and 88.9 %, and no mean 88.7 and 86.3 %.
 - **A shrinking local step size** (`lr_decay`) is not in the grid. On held-out data with two labels a client (one seed,
   200 rounds of Fashion-MNIST), a factor of 0.995 a round took FedAvg from 89.4 to 88.8 % and gained FedOVA nothing.
 
@@ -50,9 +53,10 @@ What the paper leaves open, and what we chose:
 Successive halving: eight settings for 15 rounds, the better four for 45, the better two for 120; one seed; the score is
 the mean validation accuracy of the last five rounds. IID for the methods of Table II, two labels a client for the
 others, whose choice is then used for every number of labels and clients, for every batch size and number of epochs.
-It is made after 120 rounds and used for 200 or 250, because what is best early need not be best late: of two step sizes
-of FedOVA (Fashion-MNIST, two labels a client), 0.05 led after 30 rounds and 0.1 after 200. A setting with which a run
-diverges (values that are not finite, or a final accuracy below half of its best) gives way to the next best.
+It is made after 120 rounds and used for 200 or 250, because what is best early need not be best late: {leaders}.
+
+A setting with which a run diverges gives way to the next best: its values are not finite or, after 100 rounds or more,
+its final accuracy is below half of the best that it had. That is the one decision in which the test set has a say.
 
 {tuning}
 """
@@ -69,6 +73,7 @@ def text() -> str:
         state=state(every, store),
         verdicts=verdicts(every, store),
         experiments="\n\n".join(section(name, groups, store) for name, groups in runs.items()),
+        leaders=leaders(choices),
         tuning=tuning(choices),
     )
 
@@ -123,6 +128,18 @@ def tuning(choices: Choices) -> str:
         shown = "; ".join(f"{axis} {', '.join(f'{value:g}' for value in values)}" for axis, values in tried.items())
         rows.append([method, shown, *(_chosen(choices, dataset, method) for dataset in DATASETS)])
     return markdown(["method", "grid", *(f"chosen, {paper()['datasets'][one]}" for one in DATASETS)], rows)
+
+
+def leaders(choices: Choices) -> str:
+    """How often the leader of an earlier stage was not what was chosen in the end."""
+    lost = Counter[int]()
+    for line in choices.lines.values():
+        best: dict[int, Any] = {}
+        for trial in sorted(line["trials"], key=lambda one: one["validation"]):
+            best[trial["rounds"]] = trial["setting"]
+        lost.update(rounds for rounds, setting in best.items() if setting != line["setting"])
+    said = [f"the leader after {rounds} rounds was not chosen in {count}" for rounds, count in sorted(lost.items())]
+    return f"of {len(choices.lines)} tunings, " + ", ".join(said)
 
 
 def _chosen(choices: Choices, dataset: str, method: str) -> str:

@@ -96,6 +96,7 @@ class _Work:
     ) -> None:
         self.campaign, self.datasets, self.methods = campaign, datasets, methods
         self.seeds, self.rounds, self.console = seeds, rounds, console
+        self._said: set[tuple[str, str]] = set()  # data set and method that were not tuned
 
     def jobs(self, name: str, dataset: str) -> list[Job]:
         own, published = self.campaign.out / TRIALS, root() / "results" / TRIALS
@@ -129,7 +130,8 @@ class _Work:
         say(self.console, f"{name}: the paper has nothing on {what}")
 
     def all(self, names: list[str], deadline: float | None, processes: int = 1) -> int:
-        """Runs everything; returns the exit code."""
+        """Runs everything, tuning first; returns the exit code."""
+        names = sorted(names, key=lambda name: name != TUNE)
         with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
             self.campaign.stop = _stop(interrupt, deadline)
             self.campaign.tell = tell = _Say(self.console, status)
@@ -156,6 +158,8 @@ class _Work:
             found = {(dataset, job.method) for dataset in self.datasets for job in self.jobs(TUNE, dataset)}
             tell.several(len(found), processes)
             together(self.campaign, [Tuning(*one, self.rounds) for one in sorted(found)], processes, tell.done)
+        for dataset, name in product(self.datasets, names):
+            self._untuned(self.jobs(name, dataset) if name != TUNE else [])
         while wanted := self._missing(names):  # what diverged gives way to the next best setting
             tell.several(len(wanted), processes)
             together(self.campaign, wanted, processes, tell.done)
@@ -178,14 +182,19 @@ class _Work:
         if not wanted:
             self._nothing(name, dataset)
             return
-        for method in dict.fromkeys(job.method for job in wanted if job.rank is None):
-            say(self.console, f"{method} was not tuned on {dataset}: the values of the files are used")
+        self._untuned(wanted)
         done: list[Job] = []
         while done != wanted:  # what diverged gives way to the next best setting
             for job in wanted:
                 self.campaign.run(job)
             done, wanted = wanted, self.jobs(name, dataset)
         self._show(name, dataset, wanted)
+
+    def _untuned(self, wanted: list[Job]) -> None:
+        for dataset, method in dict.fromkeys((job.dataset, job.method) for job in wanted if job.rank is None):
+            if (dataset, method) not in self._said:
+                say(self.console, f"{method} was not tuned on {dataset}: the values of the files are used")
+            self._said.add((dataset, method))
 
     def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:
         store, out = self.campaign.store, self.campaign.out
@@ -211,6 +220,7 @@ class _Say(Tell):
         self._console, self._status = console, status
         self._seen: set[str] = set()
         self.rounds = 0  # since the command began
+        self._left = self._processes = 0
 
     def begin(self, job: Job) -> None:
         self._status.update(f"{job}: starting")
@@ -225,12 +235,16 @@ class _Say(Tell):
         self._status.update(f"{job}: round {record['round']} of {job.rounds}{shown}")
 
     def several(self, units: int, processes: int) -> None:
+        self._left, self._processes = units, processes
         self._status.update(f"{units} to do, {min(units, processes)} at a time")
 
     def done(self, unit: Unit, line: Line | None) -> None:
         """A process came to the end of a unit."""
+        self.several(self._left - 1, self._processes)
         if isinstance(unit, Job) and line is not None:
             self.end(unit, line, new=True)
+        if isinstance(unit, Tuning):
+            say(self._console, f"{unit.dataset}, {unit.method}: tuned")
 
     def end(self, job: Job, line: Line, new: bool) -> None:
         say(self._console, f"{job}: {_outcome(line)}{'' if new else ' (was done)'}")

@@ -179,6 +179,7 @@ class Processes(Group):
         del last
         while held() is not None and time.monotonic() < end:
             time.sleep(0.001)
+        time.sleep(0.05)  # another thread of gloo's may be late with a message before
 
 
 @contextmanager

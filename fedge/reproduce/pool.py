@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import active_children, get_context, parent_process
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from fedge.experiment import ExperimentError
 from fedge.reproduce.campaign import RESULTS, Campaign, Stopped
 from fedge.reproduce.jobs import Job
-from fedge.reproduce.store import Line, Store
+from fedge.reproduce.store import LOCKS, Line, Store
 from fedge.reproduce.tuning import tune
 
 LOOK = 0.2  # seconds between two looks at whether to stop
@@ -51,13 +53,19 @@ def together(
     units = list(units)
     if not units:
         return
-    context = get_context("spawn")  # a process that was forked cannot use the GPU
-    stop, about = context.Event(), (campaign.out, campaign.device, campaign.engine)
-    failure: Exception | None = None
+    if not LOCKS:
+        raise ExperimentError("several processes need locks on files, which this system does not have: use --jobs 1")
+    if campaign.stop():
+        raise Stopped
     few = min(processes, len(units))
-    with ProcessPoolExecutor(few, context, initializer=_begin, initargs=(stop, few, *about)) as pool:
-        at_work: dict[Future[Line | None], Unit] = {pool.submit(_do, unit): unit for unit in units}
+    failure: Exception | None = None
+    context = get_context("spawn")  # a process that was forked cannot use the GPU
+    stop = context.RawValue("b", 0)  # without a lock, which a process that dies would keep
+    about = (stop, few, campaign.out, campaign.device, campaign.engine)
+    with ProcessPoolExecutor(few, context, initializer=_begin, initargs=about) as pool:
         try:
+            with _no_interrupt():  # nor in the processes that begin here
+                at_work: dict[Future[Line | None], Unit] = {pool.submit(_do, unit): unit for unit in units}
             while at_work:
                 for future in wait(at_work, LOOK, FIRST_COMPLETED).done:
                     unit = at_work.pop(future)
@@ -66,12 +74,13 @@ def together(
                     except Exception as error:
                         failure = _worse(failure, error)
                 if failure is not None or campaign.stop():
-                    stop.set()
+                    stop.value = 1
         except BaseException:  # the second Ctrl-C: at once
             for child in active_children():
                 child.terminate()
             raise
-    campaign.store = Store(campaign.out / RESULTS)
+    with nullcontext() if failure is None else suppress(ExperimentError):  # which would hide it
+        campaign.store = Store(campaign.out / RESULTS)
     if isinstance(failure, BrokenProcessPool):
         raise LostWorker(
             f"one of {few} processes ended without a word: was it killed, or is there too little memory for so many? "
@@ -79,6 +88,19 @@ def together(
         ) from failure
     if failure is not None:
         raise failure
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C comes afterwards, and not at all to processes that were begun meanwhile."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _worse(one: Exception | None, other: Exception) -> Exception:
@@ -89,13 +111,13 @@ def _worse(one: Exception | None, other: Exception) -> Exception:
 _campaign: Campaign  # of a process of the pool
 
 
-def _begin(stop: Event, processes: int, out: Path, device: str, engine: dict[str, Any]) -> None:
-    """What a process needs before its first unit. Ctrl-C is for the one that gives out the work, and so is its end."""
+def _begin(stop: Any, processes: int, out: Path, device: str, engine: dict[str, Any]) -> None:
+    """What a process needs before its first unit. Ctrl-C is for the one that gives out the work."""
     global _campaign
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    _campaign = Campaign(out, device, engine, stop=stop.is_set)
+    _campaign = Campaign(out, device, engine, stop=lambda: bool(stop.value))
 
 
 def _end_with_parent() -> None:
@@ -106,7 +128,20 @@ def _end_with_parent() -> None:
 
 
 def _do(unit: Unit) -> Line | None:
-    if isinstance(unit, Job):
-        return _campaign.run(unit)
-    tune(_campaign, unit.dataset, unit.rounds, [unit.method])
+    try:
+        if isinstance(unit, Job):
+            return _campaign.run(unit)
+        tune(_campaign, unit.dataset, unit.rounds, [unit.method])
+    except Exception as error:
+        raise _sendable(error) from error
     return None
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or its words if it cannot be sent to another process."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:
+        pass
+    return RuntimeError(f"{type(error).__name__}: {error}")

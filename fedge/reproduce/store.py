@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from fedge.experiment import ExperimentError
 
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
 Line = dict[str, Any]
 LONG = 100  # rounds
+LOCKS = fcntl is not None  # whether several processes can share a store
 
 
 def _is_json(raw: bytes) -> bool:
@@ -27,12 +34,26 @@ def hold(file: IO[Any], wait: bool = True) -> None:
 
     BlockingIOError if one has it and we do not wait.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has none
+    if fcntl is None:
         return
-    kind = fcntl.LOCK_EX if file.writable() else fcntl.LOCK_SH
-    fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+    if file.writable():
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    with suppress(OSError):  # a file system that has no locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _mend(file: BinaryIO) -> None:
+    """After a kill in the middle of the last line, cut it off; after one just before its end, end it."""
+    file.seek(0)
+    whole = file.read()
+    if not whole or whole.endswith(b"\n"):
+        return
+    *_, last = whole.splitlines(keepends=True)
+    if _is_json(last):
+        file.write(b"\n")
+    else:
+        file.truncate(len(whole) - len(last))
 
 
 def collapsed(line: Line) -> bool:
@@ -54,23 +75,17 @@ class Store:
         with open(self.path, "rb") as file:
             hold(file)  # another process may be in the middle of a line
             whole = file.read()
-            if whole and not whole.endswith(b"\n"):
-                whole = self._mended(whole)
+        if whole and not whole.endswith(b"\n"):
+            with open(self.path, "rb+") as file:
+                hold(file)
+                _mend(file)
+                file.seek(0)
+                whole = file.read()
         for number, raw in enumerate(whole.splitlines(), 1):
             try:
                 yield json.loads(raw)
             except ValueError:
                 raise ExperimentError(f"{self.path}, line {number}, is not JSON: repair or remove it") from None
-
-    def _mended(self, whole: bytes) -> bytes:
-        """After a kill in the middle of the last line, without it; after one just before its end, with the end."""
-        *_, last = whole.splitlines(keepends=True)
-        if not _is_json(last):
-            os.truncate(self.path, len(whole) - len(last))
-            return whole[: -len(last)]
-        with open(self.path, "ab") as file:
-            file.write(b"\n")
-        return whole + b"\n"
 
     def find(self, key: str) -> Line | None:
         return next((line for line in reversed(self.lines) if line.get("key") == key), None)
@@ -83,8 +98,9 @@ class Store:
     def add(self, line: Line) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab+") as file:
                 hold(file)
+                _mend(file)
                 file.write((json.dumps(line) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 from fedge.reproduce.jobs import Job
 from fedge.reproduce.places import paper, stated
-from fedge.reproduce.store import Line, Store
+from fedge.reproduce.store import Line, Store, collapsed
 
 NOT_RUN = "not run"
 NOTHING = "–"
@@ -20,7 +20,7 @@ class Cell:
     def __init__(self, jobs: Sequence[Job], store: Store) -> None:
         self.job, self.jobs = jobs[0], jobs
         self.lines: list[Line] = [line for job in jobs if (line := store.find(job.key)) is not None]
-        self.good = [line for line in self.lines if not line["failed"]]
+        self.good = [line for line in self.lines if not line["failed"] and not collapsed(line)]
 
     @property
     def paper(self) -> float | None:
