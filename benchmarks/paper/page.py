@@ -41,8 +41,8 @@ What the paper leaves open, and what we chose:
   tenth of the training set that is held out, never on the test set.
 - **Mean of late rounds**: FedAvg, FedOVA and data sharing alike are judged at the mean of their parameters over about
   the last 20 rounds (`Averaged`), except where a label says *plain*. The optimisers of Table II are plain.
-  On held-out data (Fashion-MNIST, two labels a client, lr 0.1, 200 rounds, one seed) windows of 10, 20, 40 and 80 rounds
-  gave FedOVA 89.0, 88.9, 88.9 and 88.7 %, FedAvg 89.2, 89.2, 89.1 and 88.9 %, and no mean 88.7 and 86.3 %.
+  On held-out data (Fashion-MNIST, two labels a client, lr 0.1, 200 rounds, one seed), windows of 10, 20, 40 and 80
+  rounds gave FedOVA 89.0, 88.9, 88.9 and 88.7 %, FedAvg 89.2, 89.2, 89.1 and 88.9 %, and no mean 88.7 and 86.3 %.
 - **A shrinking local step size** (`lr_decay`) is not in the grid. On held-out data with two labels a client (one seed,
   200 rounds of Fashion-MNIST), a factor of 0.995 a round took FedAvg from 89.4 to 88.8 % and gained FedOVA nothing.
 
