@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,15 @@ def test_a_second_interrupt_ends_all_at_once(tiny: Path, tmp_path: Path) -> None
         return False
 
     first, other, *_ = (Sleeper(**vars(job)) for job in jobs("noniid", "fmnist", [0], 1))
+    mine = get_context("spawn").Process(target=time.sleep, args=(40,))
+    mine.start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         together(Campaign(tmp_path, "cpu", stop=second), [first, other], 2)
     assert time.monotonic() - begin < 30
-    assert not active_children()
+    assert active_children() == [mine], "the processes of others are left alone"
+    mine.kill()
+    mine.join()
 
 
 class Odd(Exception):

@@ -158,8 +158,9 @@ class _Work:
             found = {(dataset, job.method) for dataset in self.datasets for job in self.jobs(TUNE, dataset)}
             tell.several(len(found), processes)
             together(self.campaign, [Tuning(*one, self.rounds) for one in sorted(found)], processes, tell.done)
+        names = [name for name in names if name != TUNE]
         for dataset, name in product(self.datasets, names):
-            self._untuned(self.jobs(name, dataset) if name != TUNE else [])
+            self._untuned(self.jobs(name, dataset))
         while wanted := self._missing(names):  # what diverged gives way to the next best setting
             tell.several(len(wanted), processes)
             together(self.campaign, wanted, processes, tell.done)
@@ -169,7 +170,7 @@ class _Work:
         """Runs that have no result yet, each once."""
         found: dict[str, Job] = {}
         for dataset, name in product(self.datasets, names):
-            for job in self.jobs(name, dataset) if name != TUNE else ():
+            for job in self.jobs(name, dataset):
                 found.setdefault(job.key, job)
         return [job for key, job in found.items() if self.campaign.store.find(key) is None]
 

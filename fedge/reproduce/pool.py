@@ -61,6 +61,7 @@ def together(
     failure: Exception | None = None
     context = get_context("spawn")  # a process that was forked cannot use the GPU
     stop = context.RawValue("b", 0)  # without a lock, which a process that dies would keep
+    others = set(active_children())  # of whoever uses this
     about = (stop, few, campaign.out, campaign.device, campaign.engine)
     with ProcessPoolExecutor(few, context, initializer=_begin, initargs=about) as pool:
         try:
@@ -76,7 +77,7 @@ def together(
                 if failure is not None or campaign.stop():
                     stop.value = 1
         except BaseException:  # the second Ctrl-C: at once
-            for child in active_children():
+            for child in {*active_children()} - others:
                 child.terminate()
             raise
     with nullcontext() if failure is None else suppress(ExperimentError):  # which would hide it
