@@ -372,19 +372,28 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     assert used["FedAvg", 0] == used["FedAvg", 1] == (1, 0.1)
     assert used["FedOVA", 0] == (0, 1e30), "nothing was run, so nothing diverged"
     assert "choice 2" in (tmp_path / "noniid-fmnist.md").read_text("utf-8")
+    only_first = Store(tmp_path / "first.jsonl")
+    for line in results.lines:
+        if innermost(line["config"]["algorithm"])["lr"] == 1e30:
+            only_first.add(line | {"failed": None, "final_accuracy": 0.125 + line["seed"] / 10})
+    shown = cells(found, only_first)["FedAvg"]["fmnist-l2"].text()
+    assert shown == "diverged: 12.5, 22.5 (next best setting not run)"
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
 
 
 def test_a_run_that_collapsed_diverged(tmp_path: Path) -> None:
     store = Store(tmp_path / "results.jsonl")
-    run = {"key": "a", "rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9}
+    run = {"key": "a", "rounds": 200, "failed": None, "final_accuracy": 0.58, "best_accuracy": 0.9}
     for key, changed in {
-        "fell": {}, "rose": {"final_accuracy": 0.46}, "short": {"rounds": 99}, "unseen": {"final_accuracy": None},
+        "fell late": {"test_accuracy": [0.9, 0.9, 0.1]}, "fell, unseen since": {"test_accuracy": [0.9, 0.1, None]},
+        "rose": {"test_accuracy": [0.9, 0.1, 0.46]}, "short": {"rounds": 99, "test_accuracy": [0.9, 0.9, 0.1]},
+        "unseen": {"test_accuracy": [], "best_accuracy": None},
     }.items():  # fmt: skip
         store.add({**run, "key": key, **changed})
     store.add({"key": "failed", "rounds": 200, "failed": "values are not finite"})
-    assert [line["key"] for line in store.lines if store.diverged(line["key"])] == ["fell", "failed"]
+    lost = [line["key"] for line in store.lines if store.diverged(line["key"])]
+    assert lost == ["fell late", "fell, unseen since", "failed"]
     assert not store.diverged("never run")
 
 
@@ -392,15 +401,16 @@ def test_no_claim_rests_on_a_run_that_collapsed(tiny: Path, tmp_path: Path) -> N
     store, wanted = Store(tmp_path / "results.jsonl"), jobs("noniid", "fmnist", [0], 200)
     for job in wanted:
         line = fake(job, 0.6) | {"rounds": 200}
-        store.add(line | ({"final_accuracy": 0.1, "best_accuracy": 0.9} if job.label == "FedAvg" else {}))
+        store.add(line | ({"test_accuracy": [0.9, 0.1], "best_accuracy": 0.9} if job.label == "FedAvg" else {}))
     assert "(1 of 1 diverged)" in cells(wanted, store)["FedAvg"]["fmnist-l2"].text()
     assert not [claim for claim in claims(wanted, store) if claim.holds and "above our FedAvg" in claim.said]
 
 
 def test_a_run_that_collapsed_is_said_so() -> None:
-    line = {"rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9}
-    assert _outcome({**line, "seconds_a_round": 1.0}) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"
-    assert "collapsed" not in _outcome({**line, "final_accuracy": 0.8, "seconds_a_round": 1.0})
+    line = {"rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9, "seconds_a_round": 1.0}
+    fell = {**line, "test_accuracy": [0.9, 0.1]}
+    assert _outcome(fell) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"
+    assert "collapsed" not in _outcome({**line, "test_accuracy": [0.9, 0.8]})
 
 
 def test_one_method_alone(tiny: Path, tmp_path: Path) -> None:

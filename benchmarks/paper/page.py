@@ -11,7 +11,9 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs
 from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
+from fedge.reproduce.jobs import innermost
 from fedge.reproduce.places import paper
+from fedge.reproduce.store import collapsed
 from fedge.reproduce.tables import NOT_RUN, details, markdown, table
 from fedge.reproduce.tuning import TRIALS, grid
 
@@ -55,8 +57,11 @@ the mean validation accuracy of the last five rounds. IID for the methods of Tab
 others, whose choice is then used for every number of labels and clients, for every batch size and number of epochs.
 It is made after 120 rounds and used for 200 or 250, because what is best early need not be best late: {leaders}.
 
-A setting with which a run diverges gives way to the next best: its values are not finite or, after 100 rounds or more,
-its final accuracy is below half of the best that it had. That is the one decision in which the test set has a say.
+A setting with which a run of any seed diverges gives way to the next best: its values are not finite or, in 100 rounds
+or more, its last accuracy is below half of its best. That is the one decision in which the test set has a say. These
+runs fell like that, within a few rounds and for good:
+
+{falls}
 
 {tuning}
 """
@@ -75,6 +80,7 @@ def text() -> str:
         experiments="\n\n".join(section(name, groups, store) for name, groups in runs.items()),
         leaders=leaders(choices),
         tuning=tuning(choices),
+        falls=falls(store),
     )
 
 
@@ -140,6 +146,19 @@ def leaders(choices: Choices) -> str:
         lost.update(rounds for rounds, setting in best.items() if setting != line["setting"])
     said = [f"the leader after {rounds} rounds was not chosen in {count}" for rounds, count in sorted(lost.items())]
     return f"of {len(choices.lines)} tunings, " + ", ".join(said)
+
+
+def falls(store: Store) -> str:
+    """The runs that collapsed: which, and from which round on they were below half of their best."""
+    found = []
+    for line in filter(collapsed, store.lines):
+        low = [value is not None and value < line["best_accuracy"] / 2 for value in line["test_accuracy"]]
+        since = len(low) - next((i for i, one in enumerate(reversed(low)) if not one), len(low)) + 1
+        lr, data = innermost(line["config"]["algorithm"])["lr"], paper()["datasets"][line["cell"].split("-")[0]]
+        who = f"{data}, {line['label']}, lr {lr:g}, seed {line['seed']}"
+        last = 100 * line["test_accuracy"][-1]
+        found.append(f"- {who}: at {last:.1f} % from round {since} on (its best: {100 * line['best_accuracy']:.1f} %)")
+    return "\n".join(found) or "- none so far"
 
 
 def _chosen(choices: Choices, dataset: str, method: str) -> str:

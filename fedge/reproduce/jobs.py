@@ -36,6 +36,7 @@ class Job:
     config: Table  # with this algorithm alone; can be run again with `fedge run`
     planned: int = 0  # rounds in the file; the run may be shorter
     rank: int | None = None  # which choice of the tuning it uses, not 0 if that diverged; None: it was not tuned
+    instead_of: str = ""  # the key of the same run with the choice before, of which a seed diverged
 
     @property
     def dataset(self) -> str:
@@ -112,7 +113,10 @@ def _settled(
         if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
             break
         tuned = ranked is not None and bool(ranked(runs[0].dataset, runs[0].method)) if runs else False
-        tried.append([replace(job, rank=rank if tuned else None) for job in runs])
+        before = [job.key for job in tried[-1]] if tried else [""] * len(runs)
+        tried.append(
+            [replace(job, rank=rank if tuned else None, instead_of=key) for job, key in zip(runs, before, strict=True)]
+        )
         if not any(diverged(job.key) for job in runs):
             return tried[-1]
     return tried[0]

@@ -57,9 +57,12 @@ def _mend(file: BinaryIO) -> None:
 
 
 def collapsed(line: Line) -> bool:
-    """Whether a run ended at less than half of its best accuracy; in a short one, which swings, that means nothing."""
-    final, best = line.get("final_accuracy"), line.get("best_accuracy")
-    return line.get("rounds", 0) >= LONG and final is not None and best is not None and final < best / 2
+    """Whether a run's last accuracy is less than half of its best; in a short one, which swings, that means nothing.
+
+    The last one, not the mean of the last rounds: that hides a fall in them.
+    """
+    seen = [value for value in line.get("test_accuracy", []) if value is not None]
+    return line.get("rounds", 0) >= LONG and bool(seen) and seen[-1] < max(seen) / 2
 
 
 class Store:

@@ -21,6 +21,7 @@ class Cell:
         self.job, self.jobs = jobs[0], jobs
         self.lines: list[Line] = [line for job in jobs if (line := store.find(job.key)) is not None]
         self.good = [line for line in self.lines if not line["failed"] and not collapsed(line)]
+        self.gave_way = [line for job in jobs if (line := store.find(job.instead_of)) is not None]
 
     @property
     def paper(self) -> float | None:
@@ -38,12 +39,19 @@ class Cell:
     def text(self, name: str = "final_accuracy", scale: float = 100, places: int = 1) -> str:
         """Mean and standard deviation; how many seeds there are if some are missing, how many diverged."""
         if not self.lines:
-            return NOT_RUN + (" (the best setting diverged)" if self.job.rank else "")
+            return self._before(name, scale, places)
         values = [scale * value for value in self.values(name)]
         some = f" ({len(self.lines)} of {len(self.jobs)} seeds)" if len(self.lines) < len(self.jobs) else ""
         lost = len(self.lines) - len(self.good)
         failed = f" ({lost} of {len(self.lines)} diverged)" if lost else ""
         return (spread(values, places) if values else NOTHING) + some + failed
+
+    def _before(self, name: str, scale: float, places: int) -> str:
+        """What there is while the setting that is to be used was not run: the one that gave way to it, seed by seed."""
+        if not self.gave_way:
+            return NOT_RUN
+        each = [NOTHING if line.get(name) is None else f"{scale * line[name]:.{places}f}" for line in self.gave_way]
+        return f"diverged: {', '.join(each)} (next best setting {NOT_RUN})"
 
     def first_round(self, name: str, target: float) -> float:
         """The mean over the seeds of the first round at the target (in %); infinite if one never is."""
