@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedge.cli.app import app
@@ -141,6 +142,50 @@ def test_an_error_that_cannot_be_sent_is_told_in_words(tiny: Path, tmp_path: Pat
     first, *_ = jobs("noniid", "fmnist", [0], 1)
     with pytest.raises(RuntimeError, match="Odd: no luck"):
         together(Campaign(tmp_path, "cpu"), [Failing(**vars(first))], 2)
+
+
+class Cramped(Job):
+    """A run that finds no memory while a file says that there is company; the file says how often that was."""
+
+    @property
+    def key(self) -> str:
+        mark = Path(os.environ["COMPANY"])
+        with mark.open("a") as file:
+            file.write(self.label + "\n")
+        if mark.read_text().count(self.label) <= int(os.environ["TIMES"]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return super().key
+
+
+@pytest.fixture
+def cramped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Job]]:
+    """Three runs, the first of which finds no memory so many times."""
+
+    def runs(times: int) -> list[Job]:
+        monkeypatch.setenv("COMPANY", str(tmp_path / "company"))
+        monkeypatch.setenv("TIMES", str(times))
+        first, *others = jobs("noniid", "fmnist", [0], 1)
+        return [Cramped(**vars(first)), *others[:2]]
+
+    return runs
+
+
+def test_what_found_no_memory_beside_others_is_done_afterwards(
+    cramped: Callable[[int], list[Job]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    campaign, done = Campaign(tmp_path / "out", "cpu"), list[Job]()
+    wanted = cramped(1)
+    together(campaign, wanted, 2, lambda job, _: done.append(job))
+    assert [job.label for job in done][-1] == wanted[0].label
+    assert len(done) == len(campaign.store.lines) == 3
+    assert "1 of 3 had no memory beside others: again, 1 at a time" in caplog.text
+
+
+def test_what_finds_no_memory_alone_is_an_error(cramped: Callable[[int], list[Job]], tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path / "out", "cpu")
+    with pytest.raises(MemoryError, match="Tried to allocate"):
+        together(campaign, cramped(10_000), 2)
+    assert len(campaign.store.lines) == 2, "the others were done"
 
 
 def test_what_went_wrong_counts_more_than_a_wish_to_stop() -> None:

@@ -26,7 +26,7 @@ from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import _curve, draw, limits
 from fedge.reproduce.jobs import innermost
 from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
-from fedge.reproduce.tuning import LAST, MOST, TRIALS, _trial, grid
+from fedge.reproduce.tuning import LAST, MOST, TRIALS, _trial, grid, scope
 
 from . import paper
 
@@ -321,6 +321,38 @@ def test_a_short_trial_does_not_decide_over_whole_runs(tmp_path: Path) -> None:
     Store(own).add({**line, "key": "l", "rounds": 60, "setting": {"lr": 0.2}})
     Store(own).add({**line, "key": "t", "rounds": 1, "setting": {"lr": 0.8}})
     assert Choices([own, published])("fmnist", "FedAvg")[0] == {"lr": 0.2}
+
+
+def test_a_choice_for_one_cell_is_used_there_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / TRIALS)
+    line = {"kind": "choice", "dataset": "fmnist", "method": "FedOVA"}
+    store.add({**line, "key": "a", "rounds": 120, "setting": {"lr": 0.7}})
+    store.add({**line, "key": "b", "rounds": 120, "setting": {"lr": 0.3}, "cell": "fmnist-k1000"})
+    store.add({**line, "key": "c", "rounds": 8, "setting": {"lr": 0.9}, "cell": "fmnist-k100"})
+    found = jobs("clients", "fmnist", [0], ranked=Choices([store.path]))
+    used = {job.cell: innermost(job.config["algorithm"])["lr"] for job in found if job.label == "FedOVA"}
+    assert used == {"fmnist-k100": 0.7, "fmnist-k1000": 0.3}, "a choice after fewer rounds does not count"
+
+
+def test_the_many_clients_are_tuned_alone() -> None:
+    for dataset, cell in (("fmnist", "fmnist-k1000"), ("cifar10", "cifar10-k1000"), ("kws", "kws-k500")):
+        tuned = [job for job in jobs("tune", dataset, [0]) if scope(job.cell) != dataset]
+        assert {(scope(job.cell), job.method) for job in tuned} == {(cell, "FedAvg"), (cell, "FedOVA")}
+        there = [job for job in jobs("clients", dataset, [0]) if job.cell == cell]
+        for one, other in zip(tuned, there, strict=True):
+            for table in ("partition", "model", "algorithm"):
+                assert one.config[table] == other.config[table]
+
+
+def test_a_tuning_of_one_cell_says_so(tiny: Path, tmp_path: Path) -> None:
+    text = (tiny / "tune" / "fmnist-noniid.toml").read_text("utf-8")
+    (tiny / "tune" / "fmnist-l3.toml").write_text(text, "utf-8")
+    tune(campaign(tmp_path), "fmnist", rounds=8, only=["FedOVA"])
+    lines = [line for line in Store(tmp_path / TRIALS).lines if line.get("kind") == "choice"]
+    assert {line.get("cell") for line in lines} == {None, "fmnist-l3"}
+    again = CliRunner().invoke(app, ["reproduce", "tune", "--plan", "--rounds", "8", "--out", str(tmp_path)])
+    assert "done   tune fmnist-l3, FedOVA" in again.output
+    assert "to do  tune fmnist-l3, FedAvg" in again.output
 
 
 def test_the_score_of_a_trial_is_that_of_its_last_rounds(tiny: Path, tmp_path: Path) -> None:

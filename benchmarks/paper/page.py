@@ -12,10 +12,10 @@ from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.jobs import innermost
-from fedge.reproduce.places import paper
+from fedge.reproduce.places import TUNE, paper
 from fedge.reproduce.store import collapsed
-from fedge.reproduce.tables import NOT_RUN, details, markdown, table
-from fedge.reproduce.tuning import TRIALS, grid
+from fedge.reproduce.tables import NOT_RUN, details, markdown, table, title
+from fedge.reproduce.tuning import TRIALS, grid, scope
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
@@ -54,8 +54,10 @@ What the paper leaves open, and what we chose:
 
 Successive halving: eight settings for 15 rounds, the better four for 45, the better two for 120; one seed; the score is
 the mean validation accuracy of the last five rounds. IID for the methods of Table II, two labels a client for the
-others, whose choice is then used for every number of labels and clients, for every batch size and number of epochs.
-It is made after 120 rounds and used for 200 or 250, because what is best early need not be best late: {leaders}.
+others, whose choice is then used for every number of labels, batch size and number of epochs. For K = 1000 (KWS 500),
+where a client has far fewer examples and so steps, it is made again; where the last rows say "not run", that of K = 100
+is used. A choice is made after 120 rounds and used for 200 or 250, because what is best early need not be best late:
+{leaders}.
 
 A setting with which a run of any seed diverges gives way to the next best: its values are not finite or, in 100 rounds
 or more, its last accuracy is below half of its best. That is the one decision in which the test set has a say. These
@@ -133,6 +135,10 @@ def tuning(choices: Choices) -> str:
         tried = {axis: list(dict.fromkeys(one[axis] for one in grid(method))) for axis in grid(method)[0]}
         shown = "; ".join(f"{axis} {', '.join(f'{value:g}' for value in values)}" for axis, values in tried.items())
         rows.append([method, shown, *(_chosen(choices, dataset, method) for dataset in DATASETS)])
+    alone = {dataset: [job for job in jobs(TUNE, dataset, [0]) if scope(job.cell) != dataset] for dataset in DATASETS}
+    for row in zip(*alone.values(), strict=True):
+        cells = [f"{title(job.cell)}: {_chosen(choices, job.cell, job.method)}" for job in row]
+        rows.append([f"{row[0].method}, many clients", "the same", *cells])
     return markdown(["method", "grid", *(f"chosen, {paper()['datasets'][one]}" for one in DATASETS)], rows)
 
 
@@ -161,8 +167,8 @@ def falls(store: Store) -> str:
     return "\n".join(found) or "- none so far"
 
 
-def _chosen(choices: Choices, dataset: str, method: str) -> str:
-    found = choices.lines.get((dataset, method))
+def _chosen(choices: Choices, scope: str, method: str) -> str:
+    found = choices.lines.get((scope, method))
     if found is None:
         return NOT_RUN
     best = max(trial["validation"] for trial in found["trials"] if trial["rounds"] == found["rounds"])

@@ -26,7 +26,7 @@ from fedge.reproduce.places import TUNE, check, paper, root
 from fedge.reproduce.pool import Tuning, Unit, together
 from fedge.reproduce.store import Line, collapsed
 from fedge.reproduce.tables import details, table
-from fedge.reproduce.tuning import SEED, TRIALS, grid, methods
+from fedge.reproduce.tuning import SEED, TRIALS, grid, methods, scope
 from fedge.run import Record
 
 MORE = 3  # the exit code when the time was up before all runs were done
@@ -120,10 +120,11 @@ class _Work:
     def _plan_tuning(self, dataset: str) -> None:
         done = Choices([self.campaign.out / TRIALS])
         for job in self.jobs(TUNE, dataset):
-            known = done.lines.get((dataset, job.method), {})
+            known = done.lines.get((scope(job.cell), job.method), {})
             state = "done" if known.get("rounds", 0) >= job.rounds else "to do"
             settings = len(grid(job.method))
-            say(self.console, f"{state:6} {TUNE} {dataset}, {job.method}, {settings} settings, {job.rounds} rounds")
+            what = f"{TUNE} {scope(job.cell)}, {job.method}"
+            say(self.console, f"{state:6} {what}, {settings} settings, {job.rounds} rounds")
 
     def _nothing(self, name: str, dataset: str) -> None:
         what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
@@ -177,7 +178,7 @@ class _Work:
     def _one(self, name: str, dataset: str) -> None:
         if name == TUNE:
             for line in tune(self.campaign, dataset, self.rounds, self.methods):
-                say(self.console, f"chosen for {dataset}, {line['method']}: {line['setting']}")
+                say(self.console, f"chosen for {line.get('cell', dataset)}, {line['method']}: {line['setting']}")
             return
         wanted = self.jobs(name, dataset)
         if not wanted:

@@ -75,7 +75,7 @@ class Campaign:
         try:
             line = self._line(job, *self._train(job, place))
         finally:
-            _release()
+            release()
         store.add(line)
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
@@ -146,7 +146,7 @@ def locked(out: Path) -> AbstractContextManager[Any]:
     return file
 
 
-def _release() -> None:
+def release() -> None:
     """A run's recorded steps hold GPU memory until the collector finds their cycles."""
     gc.collect()
     if torch.cuda.is_available():

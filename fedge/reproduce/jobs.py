@@ -17,7 +17,7 @@ from fedge.experiment.planning import read
 from fedge.reproduce.places import files
 
 Setting = dict[str, Any]
-Chosen = Callable[[str, str], Setting]  # (dataset, method) -> what to set
+Chosen = Callable[[str, str], Setting]  # (cell, method) -> what to set
 Ranked = Callable[[str, str], Sequence[Setting]]  # the same, the best first; empty where nothing was tuned
 RANKS = 4  # settings of a method that are tried at most, when the ones before diverged
 NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
@@ -105,14 +105,14 @@ def _settled(
     tried: list[list[Job]] = []
     for rank in range(RANKS):
 
-        def chosen(dataset: str, method: str, rank: int = rank) -> Setting:
-            settings = ranked(dataset, method) if ranked else []
+        def chosen(cell: str, method: str, rank: int = rank) -> Setting:
+            settings = ranked(cell, method) if ranked else []
             return settings[min(rank, len(settings) - 1)] if settings else {}
 
         runs = [of_file(experiment, file, seed, rounds, chosen)[position] for seed in seeds]
         if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
             break
-        tuned = ranked is not None and bool(ranked(runs[0].dataset, runs[0].method)) if runs else False
+        tuned = ranked is not None and bool(ranked(runs[0].cell, runs[0].method)) if runs else False
         before = [job.key for job in tried[-1]] if tried else [""] * len(runs)
         tried.append(
             [replace(job, rank=rank if tuned else None, instead_of=key) for job, key in zip(runs, before, strict=True)]
@@ -133,7 +133,7 @@ def of_file(
         tables["train"]["rounds"] = rounds
     for table in algorithm_tables(tables):
         method = str(table.get("label", "")).split(",")[0]
-        innermost(table).update(chosen(file.stem.split("-")[0], method) if chosen else {})
+        innermost(table).update(chosen(file.stem, method) if chosen else {})
     whole = parse(tables, file.stem)
     configs = {label: _neutral(whole.config(label)) for label in whole.labels}
     return [

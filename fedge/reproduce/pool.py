@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -16,11 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedge.engine.memory import is_out_of_memory
 from fedge.experiment import ExperimentError
-from fedge.reproduce.campaign import RESULTS, Campaign, Stopped
+from fedge.reproduce.campaign import RESULTS, Campaign, Stopped, release
 from fedge.reproduce.jobs import Job
 from fedge.reproduce.store import LOCKS, Line, Store
 from fedge.reproduce.tuning import tune
+
+log = logging.getLogger(__name__)
 
 LOOK = 0.2  # seconds between two looks at whether to stop
 
@@ -48,7 +52,8 @@ def together(
 ) -> None:
     """All units, at most so many at a time; every process writes its results itself, at once.
 
-    When the campaign is to stop, all processes do, each with a checkpoint; so they do when one of them fails.
+    When the campaign is to stop, all processes do, each with a checkpoint; so they do when one of them fails. What
+    found no memory beside the others goes on afterwards in half as many processes.
     """
     units = list(units)
     if not units:
@@ -59,6 +64,7 @@ def together(
         raise Stopped
     few = min(processes, len(units))
     failure: Exception | None = None
+    cramped: list[Unit] = []
     context = get_context("spawn")  # a process that was forked cannot use the GPU
     stop = context.RawValue("b", 0)  # without a lock, which a process that dies would keep
     others = set(active_children())  # of whoever uses this
@@ -70,10 +76,15 @@ def together(
             while at_work:
                 for future in wait(at_work, LOOK, FIRST_COMPLETED).done:
                     unit = at_work.pop(future)
+                    error = future.exception()
+                    if few > 1 and isinstance(error, MemoryError):
+                        cramped.append(unit)
+                        log.warning("%s: %s", unit, error)
+                        continue
                     try:
                         done(unit, future.result())
-                    except Exception as error:
-                        failure = _worse(failure, error)
+                    except Exception as wrong:
+                        failure = _worse(failure, wrong)
                 if failure is not None or campaign.stop():
                     stop.value = 1
         except BaseException:  # the second Ctrl-C: at once
@@ -89,6 +100,9 @@ def together(
         ) from failure
     if failure is not None:
         raise failure
+    if cramped:
+        log.warning("%d of %d had no memory beside others: again, %d at a time", len(cramped), len(units), few // 2)
+        together(campaign, cramped, few // 2, done)
 
 
 @contextmanager
@@ -133,9 +147,13 @@ def _do(unit: Unit) -> Line | None:
         if isinstance(unit, Job):
             return _campaign.run(unit)
         tune(_campaign, unit.dataset, unit.rounds, [unit.method])
+        return None
     except Exception as error:
-        raise _sendable(error) from error
-    return None
+        if not is_out_of_memory(error):
+            raise _sendable(error) from error
+        short = MemoryError(str(error))  # without the frames, which hold what there was no room for
+    release()
+    raise short
 
 
 def _sendable(error: Exception) -> Exception:

@@ -3,8 +3,9 @@
     all of at most 8 settings for 1/8 of the rounds -> the better half for 3/8 -> the better half for all
 
 One grid (grid.toml), one seed and one budget for every method; the test set is not touched: the files in tune/ hold a
-validation part out. K. Jamieson and A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
-Optimization", AISTATS 2016.
+validation part out. A choice is for all cells of a data set, but that of a file named after a cell for this one.
+
+K. Jamieson and A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ MOST = 8  # settings a method
 EIGHTHS = (1, 3, 8)  # of the rounds, after which the worse half is dropped
 LAST = 5  # rounds of which the validation accuracy is the mean
 SEED = 0
+
+
+def scope(cell: str) -> str:
+    """What a tuning is for: a data set if it is `fmnist-iid` or `fmnist-noniid`, else a cell, such as `fmnist-k1000`."""
+    dataset, _, rest = cell.partition("-")
+    return dataset if rest in ("iid", "noniid") else cell
 
 
 def methods() -> list[str]:
@@ -70,6 +77,7 @@ def _choose(campaign: Campaign, store: Store, file: Path, position: int, job: Jo
         ranked = sorted(scored, key=lambda one: -one[0])  # stable: the first of equals
         alive = [setting for _, setting in ranked[: max(1, len(ranked) // 2)]]
     head: Line = {"kind": "choice", "dataset": job.dataset, "method": job.method, "rounds": job.rounds}
+    head |= {} if scope(job.cell) == job.dataset else {"cell": job.cell}
     line: Line = head | {"key": _key({**head, "trials": trials}), "setting": alive[0], "trials": trials}
     if store.find(line["key"]) is None:
         store.add(line)
@@ -112,15 +120,18 @@ class Choices:
         for path in reversed(list(paths)):
             for line in Store(path).lines:
                 if line.get("kind") == "choice":
-                    name = line["dataset"], line["method"]
+                    name = str(line.get("cell", line["dataset"])), str(line["method"])
                     if line.get("rounds", 0) >= self.lines.get(name, {}).get("rounds", 0):
                         self.lines[name] = line
 
-    def __call__(self, dataset: str, method: str) -> list[Setting]:
-        """What was chosen, and after it what would have been next: by rounds survived, then by score."""
-        found = self.lines.get((dataset, method))
-        if found is None:
+    def __call__(self, cell: str, method: str) -> list[Setting]:
+        """What was chosen, for this cell or else for its data set, and after it what would have been next: by rounds
+        survived, then by score."""
+        names = (cell, method), (cell.split("-")[0], method)
+        lines = [self.lines[name] for name in names if name in self.lines]
+        if not lines:
             return []
+        found = max(lines, key=lambda line: line.get("rounds", 0))  # the first of equals
         order = sorted(found.get("trials", []), key=lambda trial: (-trial["rounds"], -trial["validation"]))
         settings = [found["setting"], *(trial["setting"] for trial in order)]
         return [one for i, one in enumerate(settings) if one not in settings[:i]]
