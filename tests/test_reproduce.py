@@ -340,8 +340,8 @@ def test_the_many_clients_are_tuned_alone() -> None:
         assert {(scope(job.cell), job.method) for job in tuned} == {(cell, "FedAvg"), (cell, "FedOVA")}
         there = [job for job in jobs("clients", dataset, [0]) if job.cell == cell]
         for one, other in zip(tuned, there, strict=True):
-            for table in ("partition", "model", "algorithm"):
-                assert one.config[table] == other.config[table]
+            for part in ("partition", "model", "algorithm"):
+                assert one.config[part] == other.config[part]
 
 
 def test_a_tuning_of_one_cell_says_so(tiny: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ SEED = 0
 
 
 def scope(cell: str) -> str:
-    """What a tuning is for: a data set if it is `fmnist-iid` or `fmnist-noniid`, else a cell, such as `fmnist-k1000`."""
+    """What a tuning is for: a data set if it is `fmnist-iid` or `fmnist-noniid`, else a cell: `fmnist-k1000`."""
     dataset, _, rest = cell.partition("-")
     return dataset if rest in ("iid", "noniid") else cell
 
