@@ -17,9 +17,12 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: Any, optional: bool = False) -> None:
+    if optional and value is None:
+        return
     if _number(name, value) <= 0:
-        raise ValueError(f"{name} is {value}, it must be greater than 0")
+        none = ', or None ("none" in a file)' if optional else ""
+        raise ValueError(f"{name} is {value}, it must be greater than 0{none}")
 
 
 def non_negative(name: str, value: Any) -> None:

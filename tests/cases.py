@@ -54,6 +54,8 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         "fedavg_server_adam": fedge.FedAvg(model, epochs=1, batch_size=7, server_optimiser="adam", server_lr=0.05),
         "fedavg_decay": fedge.FedAvg(model, lr=0.2, lr_decay=0.7, epochs=2, batch_size=4, momentum=0.5),
         "fedavg_adam_decay": fedge.FedAvg(model, lr=0.01, lr_decay=0.7, epochs=2, batch_size=4, optimiser="adam"),
+        "fedavg_clip": fedge.FedAvg(model, lr=0.2, epochs=2, batch_size=4, clip=0.4),
+        "feddane_clip": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, clip=0.4),
         "feddane_decay": fedge.FedDANE(model, lr=0.1, lr_decay=0.7, epochs=2, batch_size=4),
         "feddane": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, mu=0.2),
         "feddane_new_cohort": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, cohort="new"),
@@ -70,6 +72,7 @@ def second_order(outputs: int = 3) -> dict[str, Algorithm]:
         "lbfgs_batch_square": lbfgs(matrix="batch_square"),
         "lbfgs_product": lbfgs(curvature="product", source="gradient", matrix="gauss_newton", damping=0.1),
         "lbfgs_decay": lbfgs(lr_decay=0.7),
+        "lbfgs_clip": lbfgs(clip=0.4),
         "lbfgs_product_next": lbfgs(curvature="product", curvature_at="next", candidates=(0.5, 1.0)),
         "lbfgs_batches": lbfgs(source="gradient", batches=2, lr=0.5, candidates=(0.25, 1.0), weight_decay=0.01),
     }
@@ -79,7 +82,16 @@ def algorithms() -> dict[str, Algorithm]:
     """Every algorithm in the forms that take different paths, on the toy problem; common tests run over all."""
     plain = {**first_order(), **second_order()}
     binary = {**first_order(2), **second_order(2)}
-    names = ("fedavg", "fedavg_decay", "fedavg_server_adam", "feddane", "lbfgs", "lbfgs_product", "lbfgs_product_next")
+    names = (
+        "fedavg",
+        "fedavg_decay",
+        "fedavg_clip",
+        "fedavg_server_adam",
+        "feddane",
+        "lbfgs",
+        "lbfgs_product",
+        "lbfgs_product_next",
+    )
     wrapped = {f"fedova_{name}": fedge.FedOVA(binary[name], classes=3, weighted="adam" in name) for name in names}
     wrapped["fedova_balanced"] = fedge.FedOVA(binary["fedavg"], classes=3, positive_weight=2.0)
     shared = {f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3) for name in ("fedavg", "feddane", "lbfgs")}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import fedge
+from fedge.algorithms.local import clipped
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.reference.fedavg import fedavg
@@ -14,6 +16,8 @@ VARIANTS = {
     "momentum": {"momentum": 0.9, "weight_decay": 0.02},
     "full_batch": {"batch_size": None},
     "adam": {"optimiser": "adam", "lr": 0.01, "weight_decay": 0.02},
+    "clip": {"clip": 0.5, "momentum": 0.9, "weight_decay": 0.02},
+    "adam_clip": {"optimiser": "adam", "lr": 0.01, "clip": 0.3},
     "server_step": {"server_lr": 0.5},
     "server_momentum": {"server_momentum": 0.6},
     "server_adam": {"server_optimiser": "adam", "server_lr": 0.03},
@@ -29,6 +33,29 @@ def test_against_the_plain_loop(name: str) -> None:
     expected = fedavg(toy_model(), clients_of(federation), cohorts, order_of(federation, 9), **options)
     assert close(run.params, expected) < 1e-10
     assert [record["cohort"] for record in run.history] == [phases[0] for phases in cohorts]
+
+
+def test_clipping_bites_only_what_is_longer() -> None:
+    grad = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
+    assert clipped(None, grad) is grad
+    assert close(clipped(5.1, grad), grad) == 0
+    assert close(clipped(1.0, grad), {"a": torch.tensor([0.6, 0.0]), "b": torch.tensor([[0.8]])}) < 1e-6
+    for wrong in (0, -1, "much", float("nan")):
+        with pytest.raises(ValueError, match="clip is"):
+            fedge.FedAvg(toy_model(), clip=wrong)
+
+
+def test_a_step_size_that_ruins_the_network_serves_when_gradients_are_clipped() -> None:
+    """Two labels a client: the first steps are large, and with them units die that no later round brings back."""
+    data = fedge.data.load("digits")
+    lists = fedge.partition.labels_per_client(data.train_y, clients=100, labels=2, seed=0)
+    found = {}
+    for clip in (None, 1.0):
+        algorithm = fedge.FedAvg(fedge.models.mlp(seed=0), lr=1.0, batch_size=10, clip=clip)
+        run = fedge.train(algorithm, fedge.Federation(data, lists), rounds=25, cohort=20, seed=0)
+        found[clip] = run.history[-1]["test_accuracy"]
+    assert found[None] < 0.2
+    assert found[1.0] > 0.85
 
 
 def test_it_learns_digits_that_are_dealt_two_labels_a_client() -> None:

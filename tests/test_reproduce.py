@@ -323,6 +323,20 @@ def test_a_short_trial_does_not_decide_over_whole_runs(tmp_path: Path) -> None:
     assert Choices([own, published])("fmnist", "FedAvg")[0] == {"lr": 0.2}
 
 
+def test_a_field_that_came_later_leaves_the_keys_of_runs_alone() -> None:
+    job = next(job for job in jobs("noniid", "fmnist", [0]) if job.label == "FedOVA")
+    inner = innermost(job.config["algorithm"])
+    assert inner["clip"] is None
+    before = job.key
+    inner["clip"] = 2.0
+    assert job.key != before
+    del inner["clip"]
+    assert job.key == before
+    lines = Store(FILES / "results" / "results.jsonl").lines
+    older = [line for line in lines if "clip" not in innermost(line["config"]["algorithm"])]
+    assert {replace(job, config=line["config"]).key for line in older} == {line["key"] for line in older}
+
+
 def test_a_choice_for_one_cell_is_used_there_alone(tmp_path: Path) -> None:
     store = Store(tmp_path / TRIALS)
     line = {"kind": "choice", "dataset": "fmnist", "method": "FedOVA"}

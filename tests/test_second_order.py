@@ -47,9 +47,9 @@ def test_the_recursion_reads_dot_products_only() -> None:
     assert float((one - other).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("cohort", ["same", "new"])
-def test_feddane_against_the_plain_loop(cohort: str) -> None:
-    options = {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3}
+@pytest.mark.parametrize(("cohort", "clip"), [("same", None), ("new", None), ("same", 0.4)])
+def test_feddane_against_the_plain_loop(cohort: str, clip: float | None) -> None:
+    options = {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3, "clip": clip}
     federation = ragged(toy_data())
     run = fedge.train(fedge.FedDANE(toy_model(), cohort=cohort, **options), federation, rounds=3, cohort=4, seed=9)
     cohorts = cohorts_of(federation, 3, 4, 9, fresh=(True, cohort == "new"))
@@ -68,6 +68,7 @@ VARIANTS = {
     "gauss_newton_update": {"source": "update", "curvature": "product", "matrix": "gauss_newton"},
     "candidates": {"source": "gradient", "curvature": "product", "candidates": (0.3, 1.0, 2.0)},
     "candidates_next": {"source": "update", "curvature": "diagonal", "curvature_at": "next", "candidates": (0.5, 1.5)},
+    "clip": {"source": "update", "clip": 0.4},
     "first_step": {"source": "gradient", "curvature": "diagonal", "first_step": 0.05},
     "all_refused": {"source": "gradient", "curvature": "product", "damping": 0.0, "floor": 1e3},
 }  # fmt: skip

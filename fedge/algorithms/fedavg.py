@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import SGD, Adam, Moments, Optimiser
+from fedge.algorithms.local import SGD, Adam, Moments, Optimiser, clipped
 from fedge.checks import at_least_one, choice, non_negative, positive, unit_interval
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
@@ -30,7 +30,7 @@ class FedAvg(Algorithm[State]):
 
     The server step is w + server_lr * mean by default (FedAvg is server_lr = 1); with `server_momentum` or
     `server_optimiser="adam"` the negative mean is the gradient of SGD with momentum or Adam. The local step size is
-    lr * lr_decay^t.
+    lr * lr_decay^t; with `clip`, a local gradient that is longer is shortened to it.
 
     Bytes a round, d parameters of b bytes, cohort c: down c d b, up c (d b + 4); with lr_decay < 1 also down c b.
     """
@@ -48,11 +48,13 @@ class FedAvg(Algorithm[State]):
     server_optimiser: Literal["sgd", "adam"] = "sgd"
     server_betas: tuple[float, float] = (0.9, 0.99)
     server_eps: float = 1e-3
+    clip: float | None = None
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
         schedule.check(self.lr_decay)
+        positive("clip", self.clip, optional=True)
         positive("server_lr", self.server_lr)
         positive("server_eps", self.server_eps)
         at_least_one("epochs", self.epochs)
@@ -77,7 +79,7 @@ class FedAvg(Algorithm[State]):
 
         def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
             params, moments = carry
-            return local.step(params, model.grad(params, batch), moments, sent)
+            return local.step(params, clipped(self.clip, model.grad(params, batch)), moments, sent)
 
         def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
             return {"delta": tree.sub(carry[0], sent["params"])}, examples.float()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms import schedule
+from fedge.algorithms.local import clipped
 from fedge.algorithms.passes import average
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
@@ -28,6 +29,7 @@ class FedDANE(Algorithm[State]):
 
     Its text draws a new cohort for the second phase, its released code keeps the first: `cohort` chooses, the first
     being the default. A client keeps its own gradient between the phases; one of a new cohort computes it first.
+    With `clip`, a gradient of the local problem that is longer is shortened to it.
 
     Bytes a round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b;
     with lr_decay < 1 (the local step size is lr * lr_decay^t) also down c b.
@@ -40,6 +42,7 @@ class FedDANE(Algorithm[State]):
     batch_size: int | None = 15
     mu: float = 0.1
     cohort: Literal["same", "new"] = "same"
+    clip: float | None = None
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
@@ -48,6 +51,7 @@ class FedDANE(Algorithm[State]):
         at_least_one("epochs", self.epochs)
         at_least_one("batch_size", self.batch_size, optional=True)
         non_negative("mu", self.mu)
+        positive("clip", self.clip, optional=True)
         choice("cohort", self.cohort, ("same", "new"))
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
@@ -60,7 +64,7 @@ class FedDANE(Algorithm[State]):
         def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
             params, correction = carry
             pull = tree.axpy(self.mu, tree.sub(params, sent["params"]), correction)
-            step = schedule.scaled(sent, tree.add(model.grad(params, batch), pull))
+            step = schedule.scaled(sent, clipped(self.clip, tree.add(model.grad(params, batch), pull)))
             return tree.axpy(-self.lr, step, params), correction
 
         def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedge import tree
 from fedge.algorithms import schedule
 from fedge.algorithms.lbfgs import direction, is_safe
+from fedge.algorithms.local import clipped
 from fedge.algorithms.passes import PASS_BATCH, average
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
@@ -30,7 +31,8 @@ class FisherLBFGS(Algorithm[State]):
 
         g_t = n_k-weighted mean over the cohort of
                 source "gradient": grad F_k(w_t), over all batches or over `batches` random ones, plus weight_decay w_t
-                source "update":   w_t - w_k after E epochs of local SGD with step local_lr * lr_decay^t
+                source "update":   w_t - w_k after E epochs of local SGD with step local_lr * lr_decay^t, local
+                                   gradients that are longer than `clip` shortened to it
         s_t = w_{t+1} - w_t
         y_t = B_t s_t + weight_decay s_t + damping s_t
                 curvature "diagonal": B_t = diag E[grad f_i grad f_i^T] (Eq. 9), uploaded beside g_t: one phase
@@ -66,6 +68,7 @@ class FisherLBFGS(Algorithm[State]):
     batches: int | None = None
     candidates: tuple[float, ...] = ()
     floor: float = 1e-8
+    clip: float | None = None
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class FisherLBFGS(Algorithm[State]):
             positive(name, getattr(self, name))
         for name in ("damping", "weight_decay", "floor"):
             non_negative(name, getattr(self, name))
+        positive("clip", self.clip, optional=True)
         choice("source", self.source, ("update", "gradient"))
         choice("curvature", self.curvature, ("diagonal", "product"))
         choice("curvature_at", self.curvature_at, ("same", "next"))
@@ -118,7 +122,7 @@ class FisherLBFGS(Algorithm[State]):
             return sent["params"]
 
         def step(sent: Payload, params: Carry, batch: Batch) -> Carry:
-            grad = model.grad(params, batch)
+            grad = clipped(self.clip, model.grad(params, batch))
             if self.weight_decay:
                 grad = tree.axpy(self.weight_decay, params, grad)
             return tree.axpy(-self.local_lr, schedule.scaled(sent, grad), params)

@@ -18,6 +18,16 @@ from fedge.core import Params, Payload
 Moments = dict[str, Params | Tensor]
 
 
+def clipped(most: float | None, grad: Params) -> Params:
+    """g min(1, most / |g|), over all tensors together, as torch.nn.utils.clip_grad_norm_ has it.
+
+    One large gradient among thousands can ruin a client's network for good, and the server's with it.
+    """
+    if most is None:
+        return grad
+    return tree.scale((most / (tree.norm(grad) + 1e-6)).clamp(max=1.0), grad)
+
+
 @dataclass(frozen=True)
 class SGD:
     """v <- mu v + (g + lambda w);  w <- w - lr v."""

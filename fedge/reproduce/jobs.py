@@ -23,6 +23,7 @@ RANKS = 4  # settings of a method that are tried at most, when the ones before d
 NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
     "train": ("device", "checkpoint_every", "precision", "compile", "chunk", "workers"), "data": ("path",),
 }  # fmt: skip
+NEUTRAL = {"clip": None}  # fields that came later, and the value with which a run is what it was before
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Job:
         for table, names in NOT_THE_RESULT.items():
             for name in names:
                 plain[table].pop(name, None)
+        _forget(plain["algorithm"], NEUTRAL)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -140,6 +142,15 @@ def of_file(
         Job(experiment, file.stem, label, seed, config, planned or config["train"]["rounds"])
         for label, config in configs.items()
     ]
+
+
+def _forget(table: Table, neutral: Table) -> None:
+    """Leave out fields at their neutral value, in an algorithm and those inside it."""
+    for name, value in neutral.items():
+        if name in table and table[name] == value:
+            del table[name]
+    if isinstance(table.get("inner"), dict):
+        _forget(table["inner"], neutral)
 
 
 def innermost(table: Table) -> Table:

@@ -167,8 +167,10 @@ def setting(job: Job) -> str:
     inner = job.config["algorithm"]
     while "inner" in inner:
         inner = inner["inner"]
-    names = ("lr", "local_lr", "lr_decay", "server_momentum", "mu", "damping", "epochs", "batch_size")
-    neutral = {"lr_decay": 1, "server_momentum": 0} | ({"lr": inner.get("lr")} if "local_lr" in inner else {})
+    names = ("lr", "local_lr", "lr_decay", "server_momentum", "mu", "damping", "clip", "epochs", "batch_size")
+    neutral = {"lr_decay": 1, "server_momentum": 0, "clip": None} | (
+        {"lr": inner.get("lr")} if "local_lr" in inner else {}
+    )
     shown = {name: inner[name] for name in names if name in inner and inner[name] != neutral.get(name, ())}
     said = ", ".join(f"{name} {'all' if value in (None, 'none') else f'{value:g}'}" for name, value in shown.items())
     modes = ", ".join(str(inner[name]) for name in ("source", "curvature", "matrix") if name in inner)

@@ -31,6 +31,7 @@ def train(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     optimiser: str = "sgd",
+    clip: float | None = None,
     loss: Loss | None = None,
 ) -> Tensor:
     """w_k - w: what a client's local steps over the batches add to the parameters, flat."""
@@ -46,6 +47,8 @@ def train(
     for batch in batches:
         rule.zero_grad()
         mean_loss(local, x[batch], y[batch], loss).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(params, clip)
         rule.step()
     return flat(local) - flat(module)
 
@@ -62,6 +65,7 @@ def fedavg(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     optimiser: str = "sgd",
+    clip: float | None = None,
     server_lr: float = 1.0,
     server_momentum: float = 0.0,
     server_optimiser: str = "sgd",
@@ -90,6 +94,7 @@ def fedavg(
                 momentum=momentum,
                 weight_decay=weight_decay,
                 optimiser=optimiser,
+                clip=clip,
                 loss=loss,
             )
             deltas.append(delta)

@@ -31,6 +31,7 @@ def solve(
     *,
     lr: float,
     mu: float,
+    clip: float | None = None,
     loss: Loss | None,
 ) -> Tensor:
     """w_k - w_t after SGD on F_k(w) + <g - grad F_k(w_t), w - w_t> + mu/2 ||w - w_t||^2."""
@@ -46,6 +47,8 @@ def solve(
         surrogate = mean_loss(local, x[batch], y[batch], loss)
         surrogate = surrogate + correction @ moved + mu / 2 * (moved @ moved)
         surrogate.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(local.parameters(), clip)
         rule.step()
     return flat(local) - start
 
@@ -60,6 +63,7 @@ def feddane(
     epochs: int,
     batch_size: int | None,
     mu: float,
+    clip: float | None = None,
     weight: Weight = by_examples,
     loss: Loss | None = None,
 ) -> Params:
@@ -78,7 +82,7 @@ def feddane(
         deltas, weights = [], []
         for k in phases[1]:
             batches = order(t, 1, k, epochs, batch_size)
-            deltas.append(solve(model, clients[k], batches, g, lr=lr, mu=mu, loss=loss))
+            deltas.append(solve(model, clients[k], batches, g, lr=lr, mu=mu, clip=clip, loss=loss))
             weights.append(weight(len(clients[k][1])))
         w = w + weighted_mean(deltas, weights)
     return named(module, w)

@@ -41,6 +41,7 @@ def fisher_lbfgs(
     epochs: int,
     batch_size: int | None,
     local_lr: float,
+    clip: float | None = None,
     lr: float,
     memory: int,
     damping: float,
@@ -66,7 +67,7 @@ def fisher_lbfgs(
         if source == "gradient":
             return gradient(model, x, y, loss) + weight_decay * flat(model)
         batches = order(t, 0, k, epochs, batch_size)
-        return -train(model, (x, y), batches, lr=local_lr, weight_decay=weight_decay, loss=loss)
+        return -train(model, (x, y), batches, lr=local_lr, weight_decay=weight_decay, clip=clip, loss=loss)
 
     def client_curvature(model: nn.Module, k: int, v: Tensor) -> Tensor:
         """B_k v at the model's parameters, over all examples of client k."""
