@@ -63,6 +63,7 @@ def test_every_file_is_an_experiment_with_its_cells_in_the_paper(name: str, data
     wanted = jobs(name, dataset, [0, 1])
     assert {job.seed for job in wanted} == {0, 1}
     for job in wanted:
+        assert ("Clipped" in job.label) == (innermost(job.config["algorithm"]).get("clip") is not None)
         assert parse(job.config).train["cohort"] * 5 == job.config["partition"]["clients"]
         assert grid(job.method)
         if name not in ("curves", "batch-epochs"):
@@ -321,6 +322,31 @@ def test_a_short_trial_does_not_decide_over_whole_runs(tmp_path: Path) -> None:
     Store(own).add({**line, "key": "l", "rounds": 60, "setting": {"lr": 0.2}})
     Store(own).add({**line, "key": "t", "rounds": 1, "setting": {"lr": 0.8}})
     assert Choices([own, published])("fmnist", "FedAvg")[0] == {"lr": 0.2}
+
+
+def test_clipping_is_judged_beside_the_paper_and_beside_no_clipping(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "results.jsonl"), jobs("clipped", "fmnist", [0])
+    finals = {"FedAvg": 0.8, "FedOVA": 0.85, "Clipped FedAvg": 0.79, "Clipped FedOVA": 0.9}
+    for job in wanted:
+        if job.cell == "fmnist-l2":
+            store.add(fake(job, finals[job.label]))
+    assert [str(one) for one in claims(wanted, store)] == [
+        "fmnist-l2, clipped: FedOVA at least the paper's 89.4 %: 90.0 %, holds",
+        "fmnist-l2, clipped: FedOVA above our FedAvg: 90.00 and 79.00 %, holds",
+        "fmnist-l2: Clipped FedAvg above FedAvg: 79.00 and 80.00 %, does not hold",
+        "fmnist-l2: Clipped FedOVA above FedOVA: 90.00 and 85.00 %, holds",
+    ]
+
+
+def test_the_page_shows_what_goes_beyond_the_paper_once_it_was_run(tmp_path: Path) -> None:
+    store, choices = Store(tmp_path / "results.jsonl"), Choices([])
+    wanted = jobs("clipped", "kws", [0])
+    plain, clipped = (next(job for job in wanted if job.label == label) for label in ("FedOVA", "Clipped FedOVA"))
+    store.add(fake(plain, 0.8))  # that of Table III
+    assert list(page.shown(store, choices)) == [name for name in EXPERIMENTS if name != "clipped"]
+    store.add(fake(clipped, 0.8))
+    (group,) = page.shown(store, choices)["clipped"]
+    assert group[0].dataset == "kws"
 
 
 def test_a_field_that_came_later_leaves_the_keys_of_runs_alone() -> None:

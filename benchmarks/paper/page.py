@@ -12,7 +12,7 @@ from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.jobs import innermost
-from fedge.reproduce.places import TUNE, paper
+from fedge.reproduce.places import BEYOND, TUNE, paper
 from fedge.reproduce.store import collapsed
 from fedge.reproduce.tables import NOT_RUN, details, markdown, table, title
 from fedge.reproduce.tuning import TRIALS, grid, scope
@@ -72,8 +72,8 @@ runs fell like that, within a few rounds and for good:
 def text() -> str:
     """The whole page."""
     store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
-    runs = {name: list(wanted(name, store, choices)) for name in EXPERIMENTS}
-    every = [group for groups in runs.values() for group in groups]
+    runs = shown(store, choices)
+    every = [group for name, groups in runs.items() if name not in BEYOND for group in groups]
     return TEXT.format(
         seeds=len(SEEDS),
         not_run=NOT_RUN,
@@ -84,6 +84,18 @@ def text() -> str:
         tuning=tuning(choices),
         falls=falls(store),
     )
+
+
+def shown(store: Store, choices: Choices) -> dict[str, list[list[Job]]]:
+    """All of the paper's experiments; of what goes beyond them, what has a result of its own."""
+    runs = {name: list(wanted(name, store, choices)) for name in EXPERIMENTS}
+    known = {job.key for name in runs if name not in BEYOND for group in runs[name] for job in group}
+    for name in BEYOND:
+        new = [[job for job in group if job.key not in known] for group in runs[name]]
+        runs[name] = [
+            group for group, own in zip(runs[name], new, strict=True) if any(store.find(job.key) for job in own)
+        ]
+    return {name: groups for name, groups in runs.items() if groups}
 
 
 def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Job]]:
@@ -180,7 +192,7 @@ def _chosen(choices: Choices, scope: str, method: str) -> str:
 
 def write() -> None:
     store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
-    for name in EXPERIMENTS:
-        for runs in wanted(name, store, choices):
+    for groups in shown(store, choices).values():
+        for runs in groups:
             draw(runs, store, PAGE.parent / image(runs))
     PAGE.write_text(text(), "utf-8")

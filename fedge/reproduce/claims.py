@@ -11,7 +11,7 @@ from fedge.reproduce.places import paper
 from fedge.reproduce.store import Store
 from fedge.reproduce.tables import Cell, cells
 
-OURS = "FedOVA"
+OURS, CLIPPED = "FedOVA", "Clipped "
 SAME = 1.0  # points within which two accuracies are the same
 
 
@@ -37,6 +37,13 @@ def claims(jobs: Sequence[Job], store: Store) -> list[Claim]:
     if kind in ("noniid", "sharing", "clients"):
         for name, row in by_cell.items():
             lines += _in_a_cell(name, row)
+    if kind == "clipped":
+        for name, row in by_cell.items():
+            lines += _in_a_cell(
+                f"{name}, clipped",
+                {label[len(CLIPPED) :]: cell for label, cell in row.items() if label.startswith(CLIPPED)},
+            )
+            lines += _better(name, row)
     if kind == "clients":
         lines += _loss([row[OURS] for row in by_cell.values() if OURS in row])
     if kind == "optimisers":
@@ -61,6 +68,15 @@ def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
             yield _line(
                 f"{name}: {OURS} {word} our {label}: {ours:.2f} and {other.final:.2f} %", more, row[OURS], other
             )
+
+
+def _better(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
+    """Clipping against none, method by method."""
+    for label, cell in row.items():
+        plain = row.get(label.removeprefix(CLIPPED))
+        if plain is not None and plain is not cell and plain.final is not None and cell.final is not None:
+            said = f"{name}: {label} above {plain.job.label}: {cell.final:.2f} and {plain.final:.2f} %"
+            yield _line(said, cell.final > plain.final, cell, plain)
 
 
 def _loss(row: Sequence[Cell]) -> Iterator[Claim]:

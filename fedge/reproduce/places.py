@@ -14,7 +14,8 @@ from typing import Any
 from fedge.checks import nearest
 from fedge.experiment import ExperimentError
 
-EXPERIMENTS = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
+EXPERIMENTS = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs", "clipped")
+BEYOND = ("clipped",)  # what the paper does not have
 TUNE = "tune"
 DATASETS = ("fmnist", "cifar10", "kws")
 VARIABLE = "FEDGE_PAPER"
