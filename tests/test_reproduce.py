@@ -635,6 +635,16 @@ def test_figures_show_what_there_is(tiny: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_long_title_is_broken_to_the_width_of_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "suptitle", lambda self, text, **_: titles.append(text))
+    store, wanted = Store(tmp_path / "x.jsonl"), jobs("sharing", "kws", [0])
+    store.add(fake(wanted[0], 0.5))
+    draw(wanted, store, tmp_path / "some.png")
+    assert "sharing data" in titles[0]
+    assert max(map(len, titles[0].splitlines())) < 70 < len(titles[0])
+
+
 def test_a_figure_shows_the_ends_of_all_its_curves() -> None:
     low, high = limits(np.array([10.0] + [60.0] * 30 + [90.0]))
     assert 50 <= low < 60

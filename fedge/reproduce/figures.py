@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedge.reproduce.tables import Cell, cells, title
 SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
 TEST_ACCURACY = ("noniid", "sharing", "clients", "clipped")  # the tables in which the paper states it
 FEW = 20  # rounds, up to which each has a mark
+CHARACTERS = 13  # of the title to an inch
 
 
 def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
@@ -45,7 +47,7 @@ def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
         axes.legend(fontsize=8)
     dotted = "; dotted: where the paper ends" if jobs[0].experiment in TEST_ACCURACY else ""
     what = f"{paper()['titles'][jobs[0].experiment]}, {paper()['datasets'][jobs[0].dataset]}"
-    figure.suptitle(what + dotted, fontsize=10)
+    figure.suptitle(fill(what + dotted, int(CHARACTERS * figure.get_figwidth())), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
