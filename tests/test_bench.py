@@ -87,7 +87,7 @@ def test_an_engine_that_errs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pages_of_the_figures_are_up_to_date() -> None:
     """After new figures: python -m benchmarks.speed."""
     assert (page.HERE / "README.md").read_text("utf-8") == page.page()
-    assert (page.ROOT / "README.md").read_text("utf-8") == page.readme()
+    assert page.README.read_text("utf-8") == page.readme()
 
 
 def test_arithmetic_is_counted_by_hand() -> None:

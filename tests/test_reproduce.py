@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import fedge.data
 from benchmarks.paper import page
+from benchmarks.readme import with_part
 from fedge.cli.app import app
 from fedge.cli.reproduce import _outcome
 from fedge.experiment import ExperimentError, build, parse
@@ -765,8 +766,15 @@ def test_a_curve_shows_its_seeds_and_the_paper_s_value() -> None:
 def test_the_page_says_what_was_stored() -> None:
     """If not: `python -m benchmarks.paper`."""
     assert page.text() == page.PAGE.read_text("utf-8")
+    assert page.readme() == page.README.read_text("utf-8")
     pictures = re.findall(r"\]\((images/.*?)\)", page.text())
     assert [name for name in pictures if not (page.PAGE.parent / name).is_file()] == []
+
+
+def test_a_part_of_the_readme_needs_its_marks() -> None:
+    assert "\nnew\n<!-- /paper -->\n" in with_part("paper", "new\n")
+    with pytest.raises(ValueError, match="put the two lines back"):
+        with_part("nothing", "new\n")
 
 
 def test_the_page_follows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""docs/results.md, made from results.jsonl and tune.jsonl."""
+"""docs/results.md and a table of README.md, made from results.jsonl and tune.jsonl."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.readme import README, with_part
 from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs
 from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
@@ -14,7 +15,7 @@ from fedge.reproduce.figures import draw
 from fedge.reproduce.jobs import innermost
 from fedge.reproduce.places import BEYOND, TUNE, paper
 from fedge.reproduce.store import collapsed
-from fedge.reproduce.tables import NOT_RUN, details, markdown, table, title
+from fedge.reproduce.tables import NOT_RUN, cells, details, markdown, table, title
 from fedge.reproduce.tuning import TRIALS, grid, scope
 
 FOLDER = Path(__file__).parent / "results"
@@ -190,9 +191,27 @@ def _chosen(choices: Choices, scope: str, method: str) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in found["setting"].items()) + f" ({100 * best:.1f} %{note})"
 
 
+def summary() -> str:
+    """The project's table of real data: Table III, the paper's numbers and ours, where there are any."""
+    store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
+    rows, heads = [], dict[str, None]()
+    for runs in wanted("noniid", store, choices):
+        for label, row in cells(runs, store).items():
+            if any(cell.lines for cell in row.values()):
+                heads |= dict.fromkeys(title(name) for name in row)
+                sides = [f"{cell.paper:.1f} / {cell.text()}" for cell in row.values()]
+                rows.append([f"{label}, {paper()['datasets'][runs[0].dataset]}", *sides])
+    return markdown(["test accuracy, %: paper / fedge", *heads], rows) + "\n"
+
+
+def readme() -> str:
+    return with_part("paper", summary())
+
+
 def write() -> None:
     store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
     for groups in shown(store, choices).values():
         for runs in groups:
             draw(runs, store, PAGE.parent / image(runs))
     PAGE.write_text(text(), "utf-8")
+    README.write_text(readme(), "utf-8")

@@ -7,11 +7,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.readme import README, with_part
 from fedge.bench import WORKLOADS
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-BEGIN, END = "<!-- speed: python -m benchmarks.speed -->\n", "<!-- /speed -->\n"
 
 GPU = {  # file -> column
     "h200_fp32.json": "fp32",
@@ -130,12 +129,9 @@ def page() -> str:
 
 
 def readme() -> str:
-    text = (ROOT / "README.md").read_text("utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + summary() + END + after
+    return with_part("speed", summary())
 
 
 def write() -> None:
     (HERE / "README.md").write_text(page(), "utf-8")
-    (ROOT / "README.md").write_text(readme(), "utf-8")
+    README.write_text(readme(), "utf-8")
