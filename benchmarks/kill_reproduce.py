@@ -62,7 +62,7 @@ def content(out: Path) -> tuple[dict[str, str], list[dict[str, object]]]:
     pages = {path.name: path.read_text().split("\n\n| cell |")[0] for path in sorted(out.glob("*.md"))}
     lines = [json.loads(line) for path in sorted(out.glob("*.jsonl")) for line in path.read_text().splitlines()]
     for line in lines:
-        for name in ("seconds", "seconds_a_round"):
+        for name in ("seconds", "seconds_a_round", "at_a_time"):
             line.pop(name, None)
     return pages, sorted(lines, key=lambda line: str(line["key"]))
 

@@ -34,6 +34,7 @@ MAY_DIFFER = {
     "train.device",
     "data.path",
 }  # between the checkpoint and the run that goes on from it
+LATER = {"clip": (None, "none")}  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 
 
@@ -196,10 +197,15 @@ def as_plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return tomllib.loads(toml.dump(config))
 
 
+def does_nothing(name: str, value: Any) -> bool:
+    """Whether a field that came later has the value with which a run is what it was before."""
+    return name in LATER and value in LATER[name]
+
+
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
     """(dotted name, old value, new value) of the first field that differs and must not."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
+        for key in [*old, *(key for key in new if key not in old and not does_nothing(key, new[key]))]:
             found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
             if found is not None:
                 return found

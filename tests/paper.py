@@ -124,6 +124,6 @@ def untimed(path: Path) -> list[dict[str, Any]]:
     """The lines of a store, in any order, as they are the same whenever they were made."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        for name in ("seconds", "seconds_a_round"):
+        for name in ("seconds", "seconds_a_round", "at_a_time"):
             line.pop(name, None)
     return sorted(lines, key=lambda line: line["key"])

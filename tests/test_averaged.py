@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fedge
+from fedge import tree
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.reference.fedavg import train as plain_steps
 
@@ -39,6 +40,18 @@ def test_every_round_takes_the_shrunken_step(optimiser: str) -> None:
     assert close(done.params, {name: leaf.detach() for name, leaf in module.named_parameters()}) < 1e-10
 
 
+@pytest.mark.parametrize("kind", [fedge.FedAvg, fedge.FedDANE])
+def test_a_clipped_step_shrinks_too(kind: type[fedge.Algorithm]) -> None:
+    """One step of one client, whose gradient is longer than what is allowed: lr * clip, then half of it."""
+    data = toy_data()
+    federation = fedge.Federation(data, [range(len(data.train_y))])
+    algorithm = kind(toy_model(), lr=0.2, lr_decay=0.5, clip=1e-3, epochs=1, batch_size=None)
+    points = [fedge.train(algorithm, federation, rounds=rounds, seed=0).params for rounds in (1, 2)]
+    start = dict(toy_model().named_parameters())
+    steps = [float(tree.norm(tree.sub(b, a)).detach()) for a, b in ((start, points[0]), (points[0], points[1]))]
+    assert steps == pytest.approx([0.2e-3, 0.1e-3], rel=1e-2)
+
+
 def test_the_factor_is_counted() -> None:
     plain, shrinking = run(fedavg(), 2), run(fedavg(lr_decay=0.9), 2)
     assert shrinking.ledger.total()["down"] - plain.ledger.total()["down"] == 2 * 4 * 8  # rounds, clients, float64
@@ -60,6 +73,8 @@ def test_impossible_decays_are_refused(decay: object) -> None:
             kind(toy_model(), lr_decay=decay)
     with pytest.raises(ValueError, match="source='update'"):
         fedge.FisherLBFGS(toy_model(), lr_decay=0.9, source="gradient")
+    with pytest.raises(ValueError, match="source='update'"):
+        fedge.FisherLBFGS(toy_model(), clip=0.9, source="gradient")
 
 
 def test_a_run_without_a_schedule_goes_on_with_one() -> None:

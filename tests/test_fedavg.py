@@ -41,8 +41,11 @@ def test_clipping_bites_only_what_is_longer() -> None:
     assert close(clipped(5.1, grad), grad) == 0
     assert close(clipped(1.0, grad), {"a": torch.tensor([0.6, 0.0]), "b": torch.tensor([[0.8]])}) < 1e-6
     for wrong in (0, -1, "much", float("nan")):
-        with pytest.raises(ValueError, match="clip is"):
-            fedge.FedAvg(toy_model(), clip=wrong)
+        for algorithm in (fedge.FedAvg, fedge.FedDANE, fedge.FisherLBFGS):
+            with pytest.raises(ValueError, match="clip is"):
+                algorithm(toy_model(), clip=wrong)
+    half = {"a": torch.full((3,), 400.0, dtype=torch.float16)}
+    assert float(clipped(1.0, half)["a"].float().norm()) == pytest.approx(1, rel=1e-2), "no overflow of the squares"
 
 
 def test_a_step_size_that_ruins_the_network_serves_when_gradients_are_clipped() -> None:

@@ -22,6 +22,7 @@ SECOND = {"epochs": 2, "batch_size": 4, "local_lr": 0.1, "lr": 0.7, "memory": 2,
 SECOND |= {"first_step": None}
 INNER = {
     "fedavg": (fedge.FedAvg, fedavg, {"lr": 0.1, "epochs": 2, "batch_size": 4, "server_momentum": 0.5}, (True,)),
+    "clip": (fedge.FedAvg, fedavg, {"lr": 0.1, "epochs": 2, "batch_size": 4, "clip": 0.3}, (True,)),
     "feddane": (fedge.FedDANE, feddane, {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3}, (True, False)),
     "diagonal": (fedge.FisherLBFGS, fisher_lbfgs, SECOND | {"source": "update", "curvature": "diagonal"}, (True,)),
     "product": (

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from fedge.cli.app import app
+from fedge.cli.errors import one_line
 from fedge.experiment import ExperimentError
 from fedge.reproduce import Campaign, Choices, Job, Stopped, Store, jobs
 from fedge.reproduce.pool import LostWorker, _worse, together
@@ -157,6 +159,18 @@ class Cramped(Job):
         return super().key
 
 
+class Once(Job):
+    """A run that finds no memory the first time."""
+
+    @property
+    def key(self) -> str:
+        mark = Path(os.environ["COMPANY"]).with_name(f"{self.cell} {self.label} {self.seed}")
+        if not mark.exists():
+            mark.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return super().key
+
+
 @pytest.fixture
 def cramped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Job]]:
     """Three runs, the first of which finds no memory so many times."""
@@ -181,11 +195,35 @@ def test_what_found_no_memory_beside_others_is_done_afterwards(
     assert "1 of 3 had no memory beside others: again, 1 at a time" in caplog.text
 
 
-def test_what_finds_no_memory_alone_is_an_error(cramped: Callable[[int], list[Job]], tmp_path: Path) -> None:
+def test_what_finds_no_memory_alone_is_an_error_once_all_others_are_done(
+    cramped: Callable[[int], list[Job]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     campaign = Campaign(tmp_path / "out", "cpu")
-    with pytest.raises(MemoryError, match="Tried to allocate"):
-        together(campaign, cramped(10_000), 2)
-    assert len(campaign.store.lines) == 2, "the others were done"
+    never, other, third = cramped(10_000)
+    once = Once(**vars(other))
+    with pytest.raises(MemoryError, match=f"{never} found no memory, with no other run beside it"):
+        together(campaign, [never, once, third], 4)
+    assert len(campaign.store.lines) == 2, "also what did not fit at first"
+    assert "2 of 3 had no memory beside others: again, 1 at a time" in caplog.text
+    assert [line["at_a_time"] for line in campaign.store.lines] == [3, 1]
+
+
+def test_half_as_many_at_a_time_where_memory_was_short(
+    cramped: Callable[[int], list[Job]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    campaign = Campaign(tmp_path / "out", "cpu")
+    wanted = [Once(**vars(job)) for job in jobs("noniid", "fmnist", [0, 1], 1)]
+    assert len(wanted) >= 4
+    cramped(0)
+    together(campaign, wanted[:4], 4)
+    assert "4 of 4 had no memory beside others: again, 2 at a time" in caplog.text
+    assert [line["at_a_time"] for line in campaign.store.lines] == [2] * 4
+
+
+def test_a_lack_of_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), one_line():
+        raise MemoryError("found no memory")
+    assert "Error: found no memory" in capsys.readouterr().err
 
 
 def test_what_went_wrong_counts_more_than_a_wish_to_stop() -> None:

@@ -67,7 +67,7 @@ def test_every_file_is_an_experiment_with_its_cells_in_the_paper(name: str, data
         assert ("Clipped" in job.label) == (innermost(job.config["algorithm"]).get("clip") is not None)
         assert parse(job.config).train["cohort"] * 5 == job.config["partition"]["clients"]
         assert grid(job.method)
-        if name not in ("curves", "batch-epochs"):
+        if name not in ("curves", "batch-epochs", "clipped"):
             assert places.stated(name, job.cell, job.label)[0] is not None
 
 
@@ -448,9 +448,20 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     only_first = Store(tmp_path / "first.jsonl")
     for line in results.lines:
         if innermost(line["config"]["algorithm"])["lr"] == 1e30:
-            only_first.add(line | {"failed": None, "final_accuracy": 0.125 + line["seed"] / 10})
-    shown = cells(found, only_first)["FedAvg"]["fmnist-l2"].text()
-    assert shown == "diverged: 12.5, 22.5 (next best setting not run)"
+            only_first.add(line | {"failed": None, "final_accuracy": 0.125 + line["seed"] / 10, "seconds_a_round": 2.0})
+    assert "fmnist-l2" not in " ".join(said(found, only_first)), "FedOVA was not run"
+    cell = cells(found, only_first)["FedAvg"]["fmnist-l2"]
+    assert cell.text() == "17.5 ± 7.1, but 0 of 2 seeds diverged with lr 1e+30 (next best setting not run)"
+    only_first.add(only_first.lines[0] | {"failed": "it diverged"})
+    for job in found:
+        if job.label == "FedOVA":
+            only_first.add(fake(job, 0.9))
+    cell = cells(found, only_first)["FedAvg"]["fmnist-l2"]
+    assert cell.text() == "22.5, but 1 of 2 seeds diverged with lr 1e+30 (next best setting not run)"
+    (claim,) = [one for one in claims(found, only_first) if "l2: FedOVA above our FedAvg" in one.said]
+    assert claim.holds is None
+    assert claim.said.endswith(f"cannot be said: {cell.text()}")
+    assert "| lr 1e+30, gave way to the line above | 2 | – | 2.000 |" in details(found, only_first)
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
 
@@ -769,6 +780,19 @@ def test_the_page_says_what_was_stored() -> None:
     assert page.readme() == page.README.read_text("utf-8")
     pictures = re.findall(r"\]\((images/.*?)\)", page.text())
     assert [name for name in pictures if not (page.PAGE.parent / name).is_file()] == []
+
+
+def test_the_page_lists_what_fell(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.jsonl")
+    job = next(job for job in jobs("optimisers", "fmnist", [1]) if job.label == "Fisher L-BFGS")
+    head = {"experiment": job.experiment, "cell": job.cell, "label": job.label, "seed": 1, "config": job.config}
+    line = fake(job, 0.1) | head | {"rounds": 200, "test_accuracy": [0.8, 0.1, 0.9, 0.3, 0.2, None]}
+    assert page.falls(store) == "- none so far"
+    store.add(line)
+    assert page.falls(store) == (
+        "- optimisers fmnist, Fisher L-BFGS, local_lr 0.1, seed 1: "
+        "below half of its best (90.0 %) from round 4 on, 20.0 % at the end"
+    )
 
 
 def test_a_part_of_the_readme_needs_its_marks() -> None:

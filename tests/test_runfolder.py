@@ -48,6 +48,19 @@ def stop_after(phases: int):
     return stop
 
 
+def test_a_run_from_before_a_field_existed_goes_on(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=3)
+    saved = tmp_path / "a" / "checkpoint.pt"
+    content = checkpoint.load(saved)
+    assert content["config"]["algorithm"].pop("clip") == "none"
+    checkpoint.save(saved, content)
+    assert close(go(tmp_path / "a", resume=True).params, go(tmp_path / "b").params) == 0
+    algorithm = content["config"]["algorithm"]
+    assert first_difference({"algorithm": algorithm}, {"algorithm": algorithm | {"clip": 1.0}}) == (
+        "algorithm.clip", None, 1.0,
+    )  # fmt: skip
+
+
 def test_the_folder_holds_the_run(tmp_path: Path) -> None:
     run = go(tmp_path / "a")
     assert records(tmp_path / "a") == [{k: v for k, v in r.items() if k != "seconds"} for r in run.history]

@@ -91,6 +91,8 @@ class FisherLBFGS(Algorithm[State]):
     def _check_optional(self) -> None:
         if self.lr_decay != 1 and self.source == "gradient":
             raise ValueError(f"lr_decay is {self.lr_decay}, but it shrinks local steps: set source='update'")
+        if self.clip is not None and self.source == "gradient":
+            raise ValueError(f"clip is {self.clip}, but it is for local steps: set source='update'")
         if self.first_step is not None:
             positive("first_step", self.first_step)
         if self.batches is not None:

@@ -21,11 +21,13 @@ Moments = dict[str, Params | Tensor]
 def clipped(most: float | None, grad: Params) -> Params:
     """g min(1, most / |g|), over all tensors together, as torch.nn.utils.clip_grad_norm_ has it.
 
-    One large gradient among thousands can ruin a client's network for good, and the server's with it.
+    One large gradient among thousands can ruin a client's network for good, and the server's with it. A step is then at
+    most lr * most long.
     """
     if most is None:
         return grad
-    return tree.scale((most / (tree.norm(grad) + 1e-6)).clamp(max=1.0), grad)
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in grad.values()]))
+    return tree.scale((most / (norm + 1e-6)).clamp(max=1.0), grad)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def one_line(group: Group | None = None) -> Iterator[None]:
         yield
     except (DataError, ExperimentError, RunFolderError, ReportError) as error:
         raise fail(str(error), ASKED, group) from None
-    except (MissingExtra, TooFewReplies, ClientError, StepError, RankError, LostWorker) as error:
+    except (MissingExtra, TooFewReplies, ClientError, StepError, RankError, LostWorker, MemoryError) as error:
         raise fail(str(error), FAILED, group) from None
     except OSError as error:
         raise fail(str(error), ASKED, group) from None

@@ -45,7 +45,8 @@ class Budget:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a computation failed for want of memory; on a CPU torch says so only in words."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        words in str(error) for words in ("can't allocate memory", "out of memory")
+        words in str(error)
+        for words in ("can't allocate memory", "Cannot allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
     )
 
 

@@ -53,6 +53,7 @@ class Campaign:
     engine: dict[str, Any] = field(default_factory=dict)  # options of the simulator: precision, compile
     stop: Callable[[], bool] = lambda: False
     tell: Tell = field(default_factory=Tell)
+    beside: int = 1  # runs at a time, with this one
 
     def __post_init__(self) -> None:
         self.device = find(self.device)
@@ -127,6 +128,7 @@ class Campaign:
             "versions": versions() | {"fedge": __version__},  # also where fedge is not installed
             "hardware": hardware(self.device),
             "engine": {"precision": "fp32", "compile": False} | self.engine,
+            "at_a_time": self.beside,
         }
         return head | {"rounds": job.rounds, "failed": failed} | ({} if run is None else figures(run)) | tail
 

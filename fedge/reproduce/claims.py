@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fedge.reproduce.jobs import Job, innermost
-from fedge.reproduce.places import paper
+from fedge.reproduce.places import paper, stated
 from fedge.reproduce.store import Store
 from fedge.reproduce.tables import Cell, cells
 
@@ -39,11 +39,8 @@ def claims(jobs: Sequence[Job], store: Store) -> list[Claim]:
             lines += _in_a_cell(name, row)
     if kind == "clipped":
         for name, row in by_cell.items():
-            lines += _in_a_cell(
-                f"{name}, clipped",
-                {label[len(CLIPPED) :]: cell for label, cell in row.items() if label.startswith(CLIPPED)},
-            )
-            lines += _better(name, row)
+            clipped = {label.removeprefix(CLIPPED): cell for label, cell in row.items() if label.startswith(CLIPPED)}
+            lines += [*_in_a_cell(f"{name}, clipped", clipped, "noniid"), *_better(name, row)]
     if kind == "clients":
         lines += _loss([row[OURS] for row in by_cell.values() if OURS in row])
     if kind == "optimisers":
@@ -55,16 +52,20 @@ def claims(jobs: Sequence[Job], store: Store) -> list[Claim]:
     return lines
 
 
-def _in_a_cell(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
+def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Iterator[Claim]:
+    """FedOVA against the paper's number, of this table or another, and against what else is in the cell."""
     ours = row[OURS].final if OURS in row else None
     if ours is None:
         return
-    if (wanted := row[OURS].paper) is not None:
+    wanted = stated(table, row[OURS].job.cell, OURS)[0] if table else row[OURS].paper
+    if wanted is not None:
         yield _line(f"{name}: {OURS} at least the paper's {wanted:.1f} %: {ours:.1f} %", ours >= wanted, row[OURS])
     for label, other in row.items():
+        word = "above" if label == "FedAvg" else "at least"
+        if label != OURS and not other.lines and other.gave_way:
+            yield Claim(f"{name}: {OURS} {word} our {label}, cannot be said: {other.text()}", None)
         if label != OURS and other.final is not None:
             more = ours > other.final if label == "FedAvg" else ours >= other.final
-            word = "above" if label == "FedAvg" else "at least"
             yield _line(
                 f"{name}: {OURS} {word} our {label}: {ours:.2f} and {other.final:.2f} %", more, row[OURS], other
             )

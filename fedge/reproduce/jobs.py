@@ -15,6 +15,7 @@ from fedge.experiment.fields import Table
 from fedge.experiment.parsing import algorithm_tables
 from fedge.experiment.planning import read
 from fedge.reproduce.places import files
+from fedge.runfolder import does_nothing
 
 Setting = dict[str, Any]
 Chosen = Callable[[str, str], Setting]  # (cell, method) -> what to set
@@ -23,7 +24,6 @@ RANKS = 4  # settings of a method that are tried at most, when the ones before d
 NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
     "train": ("device", "checkpoint_every", "precision", "compile", "chunk", "workers"), "data": ("path",),
 }  # fmt: skip
-NEUTRAL = {"clip": None}  # fields that came later, and the value with which a run is what it was before
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Job:
         for table, names in NOT_THE_RESULT.items():
             for name in names:
                 plain[table].pop(name, None)
-        _forget(plain["algorithm"], NEUTRAL)
+        plain["algorithm"] = as_before(plain["algorithm"])
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -144,13 +144,10 @@ def of_file(
     ]
 
 
-def _forget(table: Table, neutral: Table) -> None:
-    """Leave out fields at their neutral value, in an algorithm and those inside it."""
-    for name, value in neutral.items():
-        if name in table and table[name] == value:
-            del table[name]
-    if isinstance(table.get("inner"), dict):
-        _forget(table["inner"], neutral)
+def as_before(algorithm: Table) -> Table:
+    """An algorithm, and those inside it, without later fields that do nothing: its runs keep their names."""
+    inner = {"inner": as_before(algorithm["inner"])} if isinstance(algorithm.get("inner"), dict) else {}
+    return {name: value for name, value in algorithm.items() if not does_nothing(name, value)} | inner
 
 
 def innermost(table: Table) -> Table:

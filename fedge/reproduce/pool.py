@@ -77,7 +77,7 @@ def together(
                 for future in wait(at_work, LOOK, FIRST_COMPLETED).done:
                     unit = at_work.pop(future)
                     error = future.exception()
-                    if few > 1 and isinstance(error, MemoryError):
+                    if isinstance(error, MemoryError):
                         cramped.append(unit)
                         log.warning("%s: %s", unit, error)
                         continue
@@ -100,6 +100,8 @@ def together(
         ) from failure
     if failure is not None:
         raise failure
+    if cramped and few == 1:
+        raise MemoryError(f"{cramped[0]} found no memory, with no other run beside it")
     if cramped:
         log.warning("%d of %d had no memory beside others: again, %d at a time", len(cramped), len(units), few // 2)
         together(campaign, cramped, few // 2, done)
@@ -132,7 +134,7 @@ def _begin(stop: Any, processes: int, out: Path, device: str, engine: dict[str, 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    _campaign = Campaign(out, device, engine, stop=lambda: bool(stop.value))
+    _campaign = Campaign(out, device, engine, stop=lambda: bool(stop.value), beside=processes)
 
 
 def _end_with_parent() -> None:

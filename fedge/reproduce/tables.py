@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from fedge.reproduce.jobs import Job
+from fedge.experiment.fields import Table
+from fedge.reproduce.jobs import Job, innermost
 from fedge.reproduce.places import paper, stated
 from fedge.reproduce.store import Line, Store, collapsed
 
@@ -20,7 +21,7 @@ class Cell:
     def __init__(self, jobs: Sequence[Job], store: Store) -> None:
         self.job, self.jobs = jobs[0], jobs
         self.lines: list[Line] = [line for job in jobs if (line := store.find(job.key)) is not None]
-        self.good = [line for line in self.lines if not line["failed"] and not collapsed(line)]
+        self.good = [line for line in self.lines if is_good(line)]
         self.gave_way = [line for job in jobs if (line := store.find(job.instead_of)) is not None]
 
     @property
@@ -47,11 +48,18 @@ class Cell:
         return (spread(values, places) if values else NOTHING) + some + failed
 
     def _before(self, name: str, scale: float, places: int) -> str:
-        """What there is while the setting that is to be used was not run: the one that gave way to it, seed by seed."""
+        """What there is while the setting that is to be used was not run: the one that gave way to it."""
         if not self.gave_way:
             return NOT_RUN
-        each = [NOTHING if line.get(name) is None else f"{scale * line[name]:.{places}f}" for line in self.gave_way]
-        return f"diverged: {', '.join(each)} (next best setting {NOT_RUN})"
+        values = [scale * line[name] for line in self.gave_way if is_good(line) and line.get(name) is not None]
+        return f"{spread(values, places) if values else NOTHING}, {self.why_not}"
+
+    @property
+    def why_not(self) -> str:
+        """Why what there is does not count."""
+        lost = sum(not is_good(line) for line in self.gave_way)
+        step = step_of(self.gave_way[0]["config"]["algorithm"])
+        return f"but {lost} of {len(self.gave_way)} seeds diverged with {step} (next best setting {NOT_RUN})"
 
     def first_round(self, name: str, target: float) -> float:
         """The mean over the seeds of the first round at the target (in %); infinite if one never is."""
@@ -60,13 +68,25 @@ class Cell:
 
     def reached(self, name: str, target: float) -> str:
         """The first round at which a series is at the target (in %)."""
-        if not self.lines:
+        if not self.lines and not self.gave_way:
             return NOT_RUN
-        firsts = [first(line[name], target / 100) for line in self.good]
+        shown = self.good if self.lines else [line for line in self.gave_way if is_good(line)]
+        firsts = [first(line[name], target / 100) for line in shown]
         there = [float(one) for one in firsts if one is not None]
         if not there:
             return "not reached"
         return spread(there, 0) + ("" if len(there) == len(firsts) else f" ({len(there)} of {len(firsts)} seeds)")
+
+
+def is_good(line: Line) -> bool:
+    return not line["failed"] and not collapsed(line)
+
+
+def step_of(algorithm: Table) -> str:
+    """The size of a local step, in words."""
+    inner = innermost(algorithm)
+    name = "local_lr" if "local_lr" in inner else "lr"
+    return f"{name} {inner[name]:g}"
 
 
 def first(series: Sequence[float | None], target: float) -> int | None:
@@ -159,7 +179,18 @@ def details(jobs: Sequence[Job], store: Store) -> str:
             rows.append(
                 [name, label, setting(cell.job), str(cell.job.rounds), bytes_, pace, "; ".join(seen) or NOT_RUN]
             )
+            if not cell.lines and cell.gave_way:
+                rows.append(_gave_way(name, label, cell))
     return markdown(["cell", "method", "setting", "rounds", "MB a round", "s a round", "hardware"], rows)
+
+
+def _gave_way(name: str, label: str, cell: Cell) -> list[str]:
+    """What the numbers of a setting that gave way were measured with."""
+    where = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.gave_way)
+    step = step_of(cell.gave_way[0]["config"]["algorithm"])
+    paces = [line["seconds_a_round"] for line in cell.gave_way if is_good(line)]
+    pace = spread(paces, 3) if paces else NOTHING
+    return [name, label, f"{step}, gave way to the line above", str(cell.job.rounds), NOTHING, pace, "; ".join(where)]
 
 
 def setting(job: Job) -> str:

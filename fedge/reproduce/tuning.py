@@ -22,7 +22,7 @@ from typing import Any
 
 from fedge.experiment import ExperimentError
 from fedge.reproduce.campaign import Campaign
-from fedge.reproduce.jobs import Job, Setting, of_file
+from fedge.reproduce.jobs import Job, Setting, as_before, of_file
 from fedge.reproduce.places import GRID, TUNE, files, root
 from fedge.reproduce.store import Line, Store
 
@@ -102,6 +102,7 @@ def _with(file: Path, position: int, job: Job, setting: Setting, rounds: int) ->
 def _folder(job: Job, budget: int) -> str:
     """The same for every number of rounds, so that a longer trial goes on where the shorter one ended."""
     plain = {**job.config, "train": {**job.config["train"], "rounds": 0}}
+    plain["algorithm"] = as_before(plain["algorithm"])
     return f"tune-{budget}-{_key(plain)}"
 
 
