@@ -19,6 +19,8 @@ FILES = Path(__file__).parent / "paper"
 SMALL = {
     'name = "fashion_mnist"': 'name = "digits"',
     'name = "fmnist_cnn"': 'name = "mlp"',
+    "clients = 1000\n": "clients = 500\n",
+    "cohort = 200\n": "cohort = 100\n",
     "[0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28]": "[0.05, 0.1, 0.15, 0.2]",
     "[0.02, 0.05, 0.1, 0.2]": "[0.1, 0.2]",
 }

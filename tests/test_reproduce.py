@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import fedge.data
+from benchmarks import kill_reproduce
 from benchmarks.paper import page
 from benchmarks.readme import with_part
 from fedge.cli.app import app
@@ -793,6 +794,15 @@ def test_the_page_lists_what_fell(tmp_path: Path) -> None:
         "- optimisers fmnist, Fisher L-BFGS, local_lr 0.1, seed 1: "
         "below half of its best (90.0 %) from round 4 on, 20.0 % at the end"
     )
+
+
+def test_what_is_killed_at_random_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small copy of the experiments in benchmarks.kill_reproduce fits the digits that it is run on."""
+    monkeypatch.setenv("FEDGE_PAPER", str(kill_reproduce.files(tmp_path / "paper")))
+    for name in kill_reproduce.NAMES:
+        for job in jobs(name, "fmnist", [0]):
+            assert job.config["data"]["name"] == "digits"
+            assert build(parse(job.config), load_data(job.config["data"])).federation.clients >= 100
 
 
 def test_a_part_of_the_readme_needs_its_marks() -> None:
