@@ -77,6 +77,7 @@ def algorithms(image: bool, setting: Setting = SETTINGS[0]) -> dict[str, Algorit
         "fedavg": local(),
         "fedavg momentum": local(momentum=0.9, weight_decay=0.01, lr=0.02),
         "fedavg adam": local(optimiser="adam", lr=0.01),
+        "fedavg clip": local(clip=0.3),
         "feddane": FedDANE(model(), **size),
         "fisher l-bfgs, diagonal": lbfgs(),
         "fisher l-bfgs, product": lbfgs(**newton),
