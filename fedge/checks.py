@@ -11,17 +11,17 @@ from typing import Any
 CLOSE = 0.75  # of 1; below it the "nearest" word is often an unrelated one
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any, none: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}, it must be a finite number")
+        raise ValueError(f"{name} is {value!r}, it must be a finite number{none}")
     return float(value)
 
 
 def positive(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if _number(name, value) <= 0:
-        none = ', or None ("none" in a file)' if optional else ""
+    none = ', or None ("none" in a file)' if optional else ""
+    if _number(name, value, none) <= 0:
         raise ValueError(f"{name} is {value}, it must be greater than 0{none}")
 
 
@@ -53,5 +53,6 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
 
 def nearest(word: Any, known: Iterable[str]) -> str:
     """' (did you mean ...?)', or nothing when no known word is close."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=CLOSE)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    spelt = {one.lower(): one for one in known}  # capitals are no difference
+    close = difflib.get_close_matches(str(word).lower(), list(spelt), n=1, cutoff=CLOSE)
+    return f" (did you mean {spelt[close[0]]!r}?)" if close else ""

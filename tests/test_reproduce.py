@@ -747,6 +747,13 @@ def test_tune_and_then_the_others_use_it(tiny: Path, tmp_path: Path) -> None:
         (("nonid",), "experiment is 'nonid' (did you mean 'noniid'?)"),
         (("noniid", "--dataset", "mnist"), "dataset is 'mnist'"),
         (("noniid", "--device", "tpu"), "device is 'tpu'"),
+        (("noniid", "--precision", "foo", "--minutes", "0"), "precision is 'foo'"),
+        (
+            ("noniid", "--precision", "tf32", "--device", "cpu", "--minutes", "0"),
+            "--precision tf32 is for CUDA devices",
+        ),
+        (("noniid", "--compile", "--device", "cpu", "--minutes", "0"), "--compile is for CUDA devices"),
+        (("noniid", "--method", "fedavg"), "did you mean 'FedAvg'?"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], message: str) -> None:
@@ -794,6 +801,33 @@ def test_the_page_lists_what_fell(tmp_path: Path) -> None:
         "- optimisers fmnist, Fisher L-BFGS, local_lr 0.1, seed 1: "
         "below half of its best (90.0 %) from round 4 on, 20.0 % at the end"
     )
+
+
+def test_a_data_set_may_be_called_as_everywhere_else() -> None:
+    options = ("--plan", "--out", "/nowhere", "--seeds", "1")
+    assert invoke("noniid", "--dataset", "fashion_mnist", *options) == invoke("noniid", "--dataset", "fmnist", *options)
+
+
+def test_a_small_difference_is_said_to_be_one(tmp_path: Path) -> None:
+    wanted, store = jobs("noniid", "fmnist", [0, 1]), Store(tmp_path / "x.jsonl")
+    finals = {"FedAvg": (0.90, 0.91), "FedOVA": (0.91, 0.92)}
+    for job in wanted:
+        if job.cell == "fmnist-l2":
+            store.add(fake(job, finals[job.label][job.seed]))
+    assert said(wanted, store) == [
+        "fmnist-l2: FedOVA at least the paper's 89.4 %: 91.5 %, holds",
+        "fmnist-l2: FedOVA above our FedAvg: 91.50 and 90.50 %, within two deviations of the seeds, holds",
+    ]
+
+
+def test_a_claim_of_two_tables_counts_once() -> None:
+    store, choices = Store(page.FOLDER / "results.jsonl"), Choices([page.FOLDER / TRIALS])
+    every = [group for name, groups in page.shown(store, choices).items() for group in groups if name != "clipped"]
+    listed = [str(one) for group in every for one in claims(group, store)]
+    counted = int(re.findall(r"Of (\d+) claims", page.verdicts(every, store))[0])
+    twice = [one for one in listed if "k100:" in one]
+    assert twice
+    assert counted <= len(listed) - len(twice)
 
 
 def test_what_is_killed_at_random_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import textwrap
@@ -104,11 +105,21 @@ def modes(lines: list[Line]) -> str:
 
 
 def description(kind: type) -> str:
-    """The first paragraph of the docstring, what stands indented under it, and the bytes."""
+    """The docstring, with formulas as such, and the fields with their defaults."""
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
-    formulas = [f"```\n{textwrap.dedent(part)}\n```" for part in paragraphs[1:] if part.startswith(" ")]
-    cost = next(" ".join(part.split()) for part in paragraphs if part.startswith("Bytes"))
-    return "\n\n".join([f"### `{kind.__name__}`", paragraphs[0], *formulas, cost])
+    shown = [
+        f"```\n{textwrap.dedent(part)}\n```" if part.startswith(" ") else " ".join(part.split()) for part in paragraphs
+    ]
+    return "\n\n".join([f"### `{kind.__name__}`", *shown, f"Fields: {fields(kind)}."])
+
+
+def fields(kind: type) -> str:
+    """Those that a file or a call may set, but for model, loss and inner algorithm."""
+    found = {field.name: field for field in dataclasses.fields(kind) if field.name not in ("model", "loss", "inner")}
+    said = {
+        name: "" if field.default is dataclasses.MISSING else f" = {field.default!r}" for name, field in found.items()
+    }
+    return ", ".join(f"`{name}{value}`" for name, value in said.items())
 
 
 def shared(beta: float, examples: int, clients: int) -> int:

@@ -21,8 +21,8 @@ Moments = dict[str, Params | Tensor]
 def clipped(most: float | None, grad: Params) -> Params:
     """g min(1, most / |g|), over all tensors together, as torch.nn.utils.clip_grad_norm_ has it.
 
-    One large gradient among thousands can ruin a client's network for good, and the server's with it. A step is then at
-    most lr * most long.
+    One large gradient among thousands can ruin a client's network for good, and the server's with it. A step of plain
+    SGD is then at most lr * most long.
     """
     if most is None:
         return grad

@@ -18,6 +18,9 @@ from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display
 from fedge.cli.run import say
 from fedge.cli.text import pace, percent
+from fedge.data.catalogue import SHORT
+from fedge.engine.local import PRECISIONS
+from fedge.experiment import ExperimentError
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
@@ -29,6 +32,7 @@ from fedge.reproduce.tables import details, table
 from fedge.reproduce.tuning import SEED, TRIALS, grid, methods, scope
 from fedge.run import Record
 
+ALSO = {name: short for short, name in SHORT.items()}  # `fashion_mnist` for `fmnist`
 MORE = 3  # the exit code when the time was up before all runs were done
 
 
@@ -49,7 +53,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and unfinished runs.")] = Path(
         "runs/reproduce"
     ),
-    precision: Annotated[str, typer.Option(help="fp32, or tf32 on a GPU.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32; on a GPU also tf32 or bf16.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
     processes: Annotated[
         int, typer.Option("--jobs", min=1, help="Runs at a time, a process each: where one does not fill the GPU.")
@@ -62,16 +66,20 @@ def reproduce(
     where it was. `tune` chooses every method's settings on a held-out part of the training set; what it chose, or what
     comes with fedge, is used by the others.
 
-    Exit code 3: the time was up, and there is more to do.
+    Exit code 3: the time was up, and there is more to do. 130: it was interrupted.
     """
     console = Console()
-    chosen = dataset or [DATASETS[0]]
+    chosen = [ALSO.get(one, one) for one in dataset or [DATASETS[0]]]
     with one_line():
+        check("precision", precision, PRECISIONS)
         for name in names:
             check("experiment", name, (*EXPERIMENTS, TUNE))
         for one in chosen:
             check("dataset", one, DATASETS)
         campaign = Campaign(out, device, {"precision": precision, "compile": compile})
+        if (precision != "fp32" or compile) and not campaign.device.startswith("cuda"):
+            wrong = "--compile is" if precision == "fp32" else f"--precision {precision} is"
+            raise ExperimentError(f"{wrong} for CUDA devices: leave it out on {campaign.device}")
         for one in method or []:
             check("method", one, tuple(methods()))
         work = _Work(campaign, chosen, method or methods(), seeds, rounds, console)

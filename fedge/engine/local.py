@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from fedge.engine.population import Population
 from fedge.federation import Federation
 from fedge.handle import Handle, parameters
 
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
 
 class LocalLink(ABC):
     """A link whose clients are simulated here."""
@@ -34,11 +37,11 @@ class LocalLink(ABC):
         federation: Federation,
         *,
         device: torch.device | str = "cpu",
-        precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+        precision: Precision = "fp32",
         min_replies: int = 1,
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
-        choice("precision", precision, ("fp32", "tf32", "bf16"))
+        choice("precision", precision, PRECISIONS)
         self.algorithm, self.precision, self.device = algorithm, precision, place(device)
         if precision != "fp32" and self.device.type != "cuda":
             raise ValueError(f"precision is {precision!r}, which is for CUDA devices: use 'fp32' on {self.device}")

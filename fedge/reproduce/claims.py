@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from statistics import stdev
 from typing import NamedTuple
 
 from fedge.reproduce.jobs import Job, innermost
@@ -59,16 +60,18 @@ def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Ite
         return
     wanted = stated(table, row[OURS].job.cell, OURS)[0] if table else row[OURS].paper
     if wanted is not None:
-        yield _line(f"{name}: {OURS} at least the paper's {wanted:.1f} %: {ours:.1f} %", ours >= wanted, row[OURS])
+        near = _within(ours - wanted, row[OURS])
+        said = f"{name}: {OURS} at least the paper's {wanted:.1f} %: {ours:.1f} %{near}"
+        yield _line(said, ours >= wanted, row[OURS])
     for label, other in row.items():
         word = "above" if label == "FedAvg" else "at least"
         if label != OURS and not other.lines and other.gave_way:
             yield Claim(f"{name}: {OURS} {word} our {label}, cannot be said: {other.text()}", None)
         if label != OURS and other.final is not None:
             more = ours > other.final if label == "FedAvg" else ours >= other.final
-            yield _line(
-                f"{name}: {OURS} {word} our {label}: {ours:.2f} and {other.final:.2f} %", more, row[OURS], other
-            )
+            near = _within(ours - other.final, row[OURS], other)
+            said = f"{name}: {OURS} {word} our {label}: {ours:.2f} and {other.final:.2f} %{near}"
+            yield _line(said, more, row[OURS], other)
 
 
 def _better(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
@@ -76,7 +79,8 @@ def _better(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
     for label, cell in row.items():
         plain = row.get(label.removeprefix(CLIPPED))
         if plain is not None and plain is not cell and plain.final is not None and cell.final is not None:
-            said = f"{name}: {label} above {plain.job.label}: {cell.final:.2f} and {plain.final:.2f} %"
+            near = _within(cell.final - plain.final, cell, plain)
+            said = f"{name}: {label} above {plain.job.label}: {cell.final:.2f} and {plain.final:.2f} %{near}"
             yield _line(said, cell.final > plain.final, cell, plain)
 
 
@@ -124,6 +128,12 @@ def work(job: Job) -> float:
     inner = innermost(job.config["algorithm"])
     size = inner["batch_size"] if isinstance(inner["batch_size"], int) else 1e9  # all: one step an epoch
     return float(inner["epochs"] / size)
+
+
+def _within(difference: float, *cells: Cell) -> str:
+    """Says so if a difference, in points, is no larger than two standard deviations of the seeds."""
+    wide = [100 * stdev(values) for cell in cells if len(values := cell.values("final_accuracy")) > 1]
+    return ", within two deviations of the seeds" if wide and abs(difference) <= 2 * max(wide) else ""
 
 
 def _line(claim: str, holds: bool, *cells: Cell) -> Claim:
