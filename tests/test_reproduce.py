@@ -750,9 +750,9 @@ def test_tune_and_then_the_others_use_it(tiny: Path, tmp_path: Path) -> None:
         (("noniid", "--precision", "foo", "--minutes", "0"), "precision is 'foo'"),
         (
             ("noniid", "--precision", "tf32", "--device", "cpu", "--minutes", "0"),
-            "--precision tf32 is for CUDA devices",
+            "precision is 'tf32', which is for CUDA devices",
         ),
-        (("noniid", "--compile", "--device", "cpu", "--minutes", "0"), "--compile is for CUDA devices"),
+        (("noniid", "--compile", "--device", "cpu", "--minutes", "0"), "compile is for CUDA devices"),
         (("noniid", "--method", "fedavg"), "did you mean 'FedAvg'?"),
     ],
 )

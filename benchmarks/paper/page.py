@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.readme import README, with_part
 from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs
 from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
-from fedge.reproduce.places import BEYOND, TUNE, paper
-from fedge.reproduce.store import collapsed
-from fedge.reproduce.tables import NOT_RUN, cells, details, markdown, step_of, table, title
-from fedge.reproduce.tuning import TRIALS, grid, scope
+from fedge.reproduce.places import BEYOND, paper
+from fedge.reproduce.tables import NOT_RUN, cells, details, markdown, table, title
+from fedge.reproduce.tuning import TRIALS
+
+from .tuned import falls, leaders, tuning
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
@@ -74,7 +74,7 @@ def text() -> str:
     """The whole page."""
     store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
     runs = shown(store, choices)
-    every = [group for name, groups in runs.items() if name not in BEYOND for group in groups]
+    every = of_the_paper(runs)
     return TEXT.format(
         seeds=len(SEEDS),
         not_run=NOT_RUN,
@@ -97,6 +97,10 @@ def shown(store: Store, choices: Choices) -> dict[str, list[list[Job]]]:
             group for group, own in zip(runs[name], new, strict=True) if any(store.find(job.key) for job in own)
         ]
     return {name: groups for name, groups in runs.items() if groups}
+
+
+def of_the_paper(runs: dict[str, list[list[Job]]]) -> list[list[Job]]:
+    return [group for name, groups in runs.items() if name not in BEYOND for group in groups]
 
 
 def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Job]]:
@@ -146,63 +150,6 @@ def section(name: str, groups: list[list[Job]], store: Store) -> str:
     return "\n\n".join(parts)
 
 
-def tuning(choices: Choices) -> str:
-    rows = []
-    methods = dict.fromkeys(job.method for name in EXPERIMENTS for job in jobs(name, "fmnist", [0]))
-    beyond = {job.method for name in BEYOND for job in jobs(name, "fmnist", [0])} - {
-        job.method for name in EXPERIMENTS if name not in BEYOND for job in jobs(name, "fmnist", [0])
-    }
-    for method in methods:
-        if method in beyond and not any((dataset, method) in choices.lines for dataset in DATASETS):
-            continue
-        tried = {axis: list(dict.fromkeys(one[axis] for one in grid(method))) for axis in grid(method)[0]}
-        shown = "; ".join(f"{axis} {', '.join(f'{value:g}' for value in values)}" for axis, values in tried.items())
-        rows.append([method, shown, *(_chosen(choices, dataset, method) for dataset in DATASETS)])
-    alone = {dataset: [job for job in jobs(TUNE, dataset, [0]) if scope(job.cell) != dataset] for dataset in DATASETS}
-    for row in zip(*alone.values(), strict=True):
-        cells = [f"{title(job.cell)}: {_chosen(choices, job.cell, job.method)}" for job in row]
-        rows.append([f"{row[0].method}, many clients", "the same", *cells])
-    return markdown(["method", "grid", *(f"chosen, {paper()['datasets'][one]}" for one in DATASETS)], rows)
-
-
-def leaders(choices: Choices) -> str:
-    """How often the leader of an earlier stage was not what was chosen in the end."""
-    lost = Counter[int]()
-    for line in choices.lines.values():
-        best: dict[int, Any] = {}
-        for trial in sorted(line["trials"], key=lambda one: one["validation"]):
-            best[trial["rounds"]] = trial["setting"]
-        lost.update(rounds for rounds, setting in best.items() if setting != line["setting"])
-    said = [f"the leader after {rounds} rounds was not chosen in {count}" for rounds, count in sorted(lost.items())]
-    return f"of {len(choices.lines)} tunings, " + ", ".join(said)
-
-
-def falls(store: Store) -> str:
-    """The runs that collapsed: which, and from which round on they were below half of their best."""
-    found = []
-    for line in filter(collapsed, store.lines):
-        seen = [value for value in line["test_accuracy"] if value is not None]
-        low = [value is None or value < max(seen) / 2 for value in line["test_accuracy"]]
-        since = len(low) - next((i for i, one in enumerate(reversed(low)) if not one), len(low)) + 1
-        who = f"{line['experiment']} {line['cell']}, {line['label']}, {step_of(line['config']['algorithm'])}"
-        what = (
-            f"below half of its best ({100 * max(seen):.1f} %) from round {since} on, {100 * seen[-1]:.1f} % at the end"
-        )
-        found.append(f"- {who}, seed {line['seed']}: {what}")
-    return "\n".join(found) or "- none so far"
-
-
-def _chosen(choices: Choices, scope: str, method: str) -> str:
-    found = choices.lines.get((scope, method))
-    if found is None:
-        return NOT_RUN
-    best = max(trial["validation"] for trial in found["trials"] if trial["rounds"] == found["rounds"])
-    earlier = any(trial["setting"] not in grid(method) for trial in found["trials"])
-    rounds = ", ".join(str(one) for one in sorted({trial["rounds"] for trial in found["trials"]}))
-    note = f", of an earlier grid, {rounds} rounds" if earlier else ""
-    return ", ".join(f"{name} {value:g}" for name, value in found["setting"].items()) + f" ({100 * best:.1f} %{note})"
-
-
 def summary(store: Store, choices: Choices) -> str:
     """The project's table of real data: Table III, the paper's numbers and ours where there are any, and plain runs."""
     rows, heads = [], dict[str, None]()
@@ -223,7 +170,7 @@ def summary(store: Store, choices: Choices) -> str:
 
 def readme() -> str:
     store, choices = Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
-    every = [group for name, groups in shown(store, choices).items() if name not in BEYOND for group in groups]
+    every = of_the_paper(shown(store, choices))
     return with_part("paper", f"{summary(store, choices)}\n(So far {state(every, store)} of all tables.)\n")
 
 

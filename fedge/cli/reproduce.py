@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
@@ -19,7 +20,8 @@ from fedge.cli.progress import Display
 from fedge.cli.run import say
 from fedge.cli.text import pace, percent
 from fedge.data.catalogue import SHORT
-from fedge.engine.local import PRECISIONS
+from fedge.engine.local import check_precision
+from fedge.engine.simulator import check_compile
 from fedge.experiment import ExperimentError
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune
 from fedge.reproduce.campaign import Tell, locked
@@ -71,15 +73,12 @@ def reproduce(
     console = Console()
     chosen = [ALSO.get(one, one) for one in dataset or [DATASETS[0]]]
     with one_line():
-        check("precision", precision, PRECISIONS)
         for name in names:
             check("experiment", name, (*EXPERIMENTS, TUNE))
         for one in chosen:
             check("dataset", one, DATASETS)
         campaign = Campaign(out, device, {"precision": precision, "compile": compile})
-        if (precision != "fp32" or compile) and not campaign.device.startswith("cuda"):
-            wrong = "--compile is" if precision == "fp32" else f"--precision {precision} is"
-            raise ExperimentError(f"{wrong} for CUDA devices: leave it out on {campaign.device}")
+        _fits(campaign.device, precision, compile)
         for one in method or []:
             check("method", one, tuple(methods()))
         work = _Work(campaign, chosen, method or methods(), seeds, rounds, console)
@@ -90,6 +89,15 @@ def reproduce(
             code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes, processes)
     if code:
         raise typer.Exit(code)
+
+
+def _fits(device: str, precision: str, compile: bool) -> None:
+    """What the engine would refuse, before anything is begun."""
+    try:
+        check_precision(precision, torch.device(device))
+        check_compile(compile, torch.device(device))
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None
 
 
 class _Work:

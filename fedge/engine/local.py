@@ -26,6 +26,12 @@ Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    choice("precision", precision, PRECISIONS)
+    if precision != "fp32" and device.type != "cuda":
+        raise ValueError(f"precision is {precision!r}, which is for CUDA devices: use 'fp32' on {device}")
+
+
 class LocalLink(ABC):
     """A link whose clients are simulated here."""
 
@@ -41,10 +47,8 @@ class LocalLink(ABC):
         min_replies: int = 1,
         max_weight: float = replies.MAX_WEIGHT,
     ) -> None:
-        choice("precision", precision, PRECISIONS)
         self.algorithm, self.precision, self.device = algorithm, precision, place(device)
-        if precision != "fp32" and self.device.type != "cuda":
-            raise ValueError(f"precision is {precision!r}, which is for CUDA devices: use 'fp32' on {self.device}")
+        check_precision(precision, self.device)
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
         self.min_replies, self.max_weight = min_replies, max_weight

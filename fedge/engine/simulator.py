@@ -59,8 +59,7 @@ class Simulator(LocalLink):
         self.chunk, self.compile, self.written = chunk, compile, written
         self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
         super().__init__(algorithm, federation, device=device, **options)
-        if compile and self.device.type != "cuda":
-            raise ValueError(f"compile is for CUDA devices: on {self.device} steps are recorded, leave it out")
+        check_compile(compile, self.device)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}
@@ -277,6 +276,11 @@ class Simulator(LocalLink):
             self._steps[name] = Traced(one_step(task))
         upload, weight = fold_one(task, sent, batches, len(y), row, self._steps[name], record)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
+
+
+def check_compile(compile: bool, device: torch.device) -> None:
+    if compile and device.type != "cuda":
+        raise ValueError(f"compile is for CUDA devices: on {device} steps are recorded, leave it out")
 
 
 _TOLD: set[str] = set()

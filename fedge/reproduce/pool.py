@@ -55,56 +55,75 @@ def together(
     When the campaign is to stop, all processes do, each with a checkpoint; so they do when one of them fails. What
     found no memory beside the others goes on afterwards in half as many processes.
     """
-    units = list(units)
-    if not units:
-        return
-    if not LOCKS:
+    units, few = list(units), processes
+    if units and not LOCKS:
         raise ExperimentError("several processes need locks on files, which this system does not have: use --jobs 1")
-    if campaign.stop():
-        raise Stopped
-    few = min(processes, len(units))
-    failure: Exception | None = None
-    cramped: list[Unit] = []
+    while units:
+        if campaign.stop():
+            raise Stopped
+        few = min(few, len(units))
+        cramped = _pass(campaign, units, few, done)
+        if cramped and few == 1:
+            raise MemoryError(f"{cramped[0]} found no memory, with no other run beside it")
+        if cramped:
+            log.warning("%d of %d had no memory beside others: again, %d at a time", len(cramped), len(units), few // 2)
+        units, few = cramped, few // 2
+
+
+def _pass(
+    campaign: Campaign, units: list[Unit], processes: int, done: Callable[[Unit, Line | None], None]
+) -> list[Unit]:
+    """Every unit once; returns those that found no memory."""
     context = get_context("spawn")  # a process that was forked cannot use the GPU
     stop = context.RawValue("b", 0)  # without a lock, which a process that dies would keep
     others = set(active_children())  # of whoever uses this
-    about = (stop, few, campaign.out, campaign.device, campaign.engine)
-    with ProcessPoolExecutor(few, context, initializer=_begin, initargs=about) as pool:
+    about = (stop, processes, campaign.out, campaign.device, campaign.engine)
+    seen = _Seen(done)
+    with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=about) as pool:
         try:
             with _no_interrupt():  # nor in the processes that begin here
                 at_work: dict[Future[Line | None], Unit] = {pool.submit(_do, unit): unit for unit in units}
             while at_work:
                 for future in wait(at_work, LOOK, FIRST_COMPLETED).done:
-                    unit = at_work.pop(future)
-                    error = future.exception()
-                    if isinstance(error, MemoryError):
-                        cramped.append(unit)
-                        log.warning("%s: %s", unit, error)
-                        continue
-                    try:
-                        done(unit, future.result())
-                    except Exception as wrong:
-                        failure = _worse(failure, wrong)
-                if failure is not None or campaign.stop():
+                    seen.take(at_work.pop(future), future)
+                if seen.failure is not None or campaign.stop():
                     stop.value = 1
         except BaseException:  # the second Ctrl-C: at once
             for child in {*active_children()} - others:
                 child.terminate()
             raise
-    with nullcontext() if failure is None else suppress(ExperimentError):  # which would hide it
+    with nullcontext() if seen.failure is None else suppress(ExperimentError):  # which would hide it
         campaign.store = Store(campaign.out / RESULTS)
-    if isinstance(failure, BrokenProcessPool):
-        raise LostWorker(
-            f"one of {few} processes ended without a word: was it killed, or is there too little memory for so many? "
-            "The same command goes on from here; lower --jobs if it happens again"
-        ) from failure
-    if failure is not None:
-        raise failure
-    if cramped and few == 1:
-        raise MemoryError(f"{cramped[0]} found no memory, with no other run beside it")
-    if cramped:
-        log.warning("%d of %d had no memory beside others: again, %d at a time", len(cramped), len(units), few // 2)
-        together(campaign, cramped, few // 2, done)
+    seen.check(processes)
+    return seen.cramped
+
+
+class _Seen:
+    """How the units of a pass ended: who found no memory, and the first real failure."""
+
+    def __init__(self, done: Callable[[Unit, Line | None], None]) -> None:
+        self.done = done
+        self.cramped: list[Unit] = []
+        self.failure: Exception | None = None
+
+    def take(self, unit: Unit, future: Future[Line | None]) -> None:
+        if isinstance(error := future.exception(), MemoryError):
+            self.cramped.append(unit)
+            log.warning("%s: %s", unit, error)
+            return
+        try:
+            self.done(unit, future.result())
+        except Exception as wrong:
+            self.failure = _worse(self.failure, wrong)
+
+    def check(self, processes: int) -> None:
+        if isinstance(self.failure, BrokenProcessPool):
+            raise LostWorker(
+                f"one of {processes} processes ended without a word: was it killed, or is there too little memory for "
+                "so many? The same command goes on from here; lower --jobs if it happens again"
+            ) from self.failure
+        if self.failure is not None:
+            raise self.failure
 
 
 @contextmanager
