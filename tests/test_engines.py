@@ -127,9 +127,20 @@ def test_patches_are_part_of_what_a_convolution_needs() -> None:
     """The budget of a convolutional step covers what it holds: its largest tensors are the patches."""
     model = fedge.models.fmnist_cnn()
     link = Simulator(fedge.FedAvg(model), problem_of_images(), written=True)
-    _, example = Budget(link.handle, link.population.x[0], torch.device("cpu")).costs
+    _, example, _ = Budget(link.handle, link.population.x[0], torch.device("cpu")).costs
     patches = 4 * (25 * 28 * 28 + 400 * 14 * 14)
     assert example > 3 * patches
+
+
+def test_no_tensor_of_a_chunk_needs_indices_of_64_bits() -> None:
+    """However much memory there is; and the limit is not in the way of batches of the usual size."""
+    link = Simulator(fedge.FedAvg(fedge.models.fmnist_cnn()), problem_of_images(), written=True)
+    budget = Budget(link.handle, link.population.x[0], torch.device("cpu"))
+    budget.loop, budget.memory = False, 1 << 50
+    patches = 600 * 400 * 14 * 14  # of one client with all its 600 images in a batch
+    assert 20 < budget.jobs(600) < (1 << 31) // patches < 46
+    assert budget.jobs(15) > 400
+    assert budget.jobs(1 << 40) == 1
 
 
 def problem_of_images() -> fedge.Federation:

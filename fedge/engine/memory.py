@@ -12,13 +12,17 @@ from torch.nn.modules.conv import _ConvNd
 from fedge import tree
 from fedge.handle import Handle
 
+MOST = 1 << 31  # scalars that all activations of a chunk may have together
+
 
 class Budget:
     """A chunk size from the model, the batch and the free memory.
 
     A job holds about six copies of the parameters (sent, carry, gradient, their successors, upload) and three of the
-    activations of its batch, among which are the patches that convolutions are made of. On a CPU, convolutions are
-    better off one client at a time: at the batch sizes of clients they are slower batched than in a loop.
+    activations of its batch, among which are the patches that convolutions are made of. However much memory there is,
+    no tensor gets more than 2^31 elements: a device is busy long before, and beyond it indices need 64 bits. On a CPU,
+    convolutions are better off one client at a time: at the batch sizes of clients they are slower batched than in a
+    loop.
     """
 
     def __init__(self, handle: Handle, example: Tensor, device: torch.device) -> None:
@@ -27,19 +31,19 @@ class Budget:
         self.loop = device.type == "cpu" and has_convolutions(handle.module)
 
     @cached_property
-    def costs(self) -> tuple[int, int]:
-        """Bytes a job, and bytes an example of its batch."""
+    def costs(self) -> tuple[int, int, int]:
+        """Bytes a job; bytes and scalars an example of its batch."""
         params = parameters_of(self.handle)
         itemsize = next(iter(params.values())).element_size()
         scalars = _activations(self.handle, params, self.example) + self.example.numel()
-        return 6 * tree.nbytes(params), 3 * itemsize * scalars
+        return 6 * tree.nbytes(params), 3 * itemsize * scalars, scalars
 
     def jobs(self, width: int) -> int:
         """How many jobs with batches of this width fit, at least one."""
         if self.loop:
             return 1
-        job, example = self.costs
-        return max(1, self.memory // (job + width * example))
+        job, example, scalars = self.costs
+        return max(1, min(self.memory // (job + width * example), MOST // (width * scalars)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

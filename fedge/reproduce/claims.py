@@ -103,9 +103,8 @@ def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
         return
     for part, target in paper()["targets"][dataset].items():
         pair = [one.first_round(f"{part}_accuracy", target) for one in (ours, base)]
-        shown = [f"{one:.0f}" if one < float("inf") else "never" for one in pair]
         claim = f"{ours.job.cell}: Fisher L-BFGS reaches {part} {target:g} % in fewer rounds than FedAvg-SGD"
-        yield _line(f"{claim}: {shown[0]} and {shown[1]}", pair[0] < pair[1], ours, base)
+        yield _line(f"{claim}: {_rounds(pair, ' and ')}", pair[0] < pair[1], ours, base)
 
 
 def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
@@ -119,8 +118,12 @@ def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
     yield _line(f"{name}: the same final accuracy, within {SAME:g} point ({said})", apart <= SAME, *order)
     firsts = [cell.first_round("test_accuracy", goal) for cell in order]
     later = all(a <= b for a, b in pairwise(firsts)) and firsts[0] < firsts[-1]
-    shown = ", ".join(f"{one:.0f}" if one < float("inf") else "never" for one in firsts)
-    yield _line(f"{name}: fewer local steps, slower convergence: {goal:g} % after rounds {shown}", later, *order)
+    said = f"{name}: fewer local steps, slower convergence: {goal:g} % after rounds {_rounds(firsts, ', ')}"
+    yield _line(said, later, *order)
+
+
+def _rounds(firsts: Sequence[float], between: str) -> str:
+    return between.join(f"{one:g}" if one < float("inf") else "never" for one in firsts) + " (medians of the seeds)"
 
 
 def work(job: Job) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from fedge.experiment.fields import Table
 from fedge.reproduce.jobs import Job, innermost
@@ -62,9 +62,9 @@ class Cell:
         return f"but {lost} of {len(self.gave_way)} seeds diverged with {step} (next best setting {NOT_RUN})"
 
     def first_round(self, name: str, target: float) -> float:
-        """The mean over the seeds of the first round at the target (in %); infinite if one never is."""
+        """The median over the seeds of the first round at the target (in %); infinite if half of them never are."""
         firsts = [first(line[name], target / 100) for line in self.good]
-        return mean(float("inf") if one is None else one for one in firsts)
+        return median(float("inf") if one is None else one for one in firsts)
 
     def reached(self, name: str, target: float) -> str:
         """The first round at which a series is at the target (in %)."""
