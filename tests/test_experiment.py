@@ -267,6 +267,35 @@ def test_every_mistake_is_named(setting: str, words: str) -> None:
     assert words in message(setting)
 
 
+WRAPPED = """
+[[algorithm]]
+name = "averaged"
+window = 2
+{outer}
+[algorithm.inner]
+name = "fedova"
+{middle}
+[algorithm.inner.inner]
+name = "fedavg"
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "middle", "words"),
+    [
+        ("clip = 3.0", "", "(averaged): clip is a field of fedavg: write it in [algorithm.inner.inner]"),
+        ("weighted = true", "", "(averaged): weighted is a field of fedova: write it in [algorithm.inner]"),
+        ("", "lr = 0.1", "inner (fedova): lr is a field of fedavg: write it in [algorithm.inner.inner]"),
+        ("windw = 2", "", "(averaged): unknown key 'windw' (did you mean 'window'?)"),
+    ],
+)
+def test_a_field_of_a_wrapped_algorithm_is_sent_to_its_place(outer: str, middle: str, words: str) -> None:
+    text = SMALL[: SMALL.index("[[algorithm]]")] + WRAPPED.format(outer=outer, middle=middle)
+    with pytest.raises(ExperimentError) as caught:
+        parse(tomllib.loads(text))
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("left_out", "words"),
     [

@@ -698,7 +698,7 @@ def test_the_command_makes_table_figure_and_lines(tiny: Path, tmp_path: Path) ->
     assert (out / "noniid-fmnist.png").exists()
     assert len((out / "results.jsonl").read_text().splitlines()) == 4
     code, text = invoke("noniid", *options, "--plan")
-    assert (code, text.count("done "), text.count("to do")) == (0, 4, 0)
+    assert (code, text.count("done  "), text.count("to do"), text.splitlines()[-1]) == (0, 4, 0, "4 of 4 runs are done")
     code, text = invoke("noniid", *options)
     assert text.count("(was done)") == 4
 
@@ -736,6 +736,27 @@ def test_plan_says_what_there_is_to_tune_and_what_there_is_not(tiny: Path, tmp_p
     assert invoke("tune", "--method", "FedAvg", "--device", "cpu", *out)[0] == 0
     assert invoke("tune", "--plan", "--method", "FedAvg", *out)[1].startswith("done   tune fmnist, FedAvg")
     assert "the paper has nothing on kws" in invoke("noniid", "--plan", "--dataset", "kws", *out)[1]
+
+
+def test_plan_says_with_which_step_and_how_long(tiny: Path, tmp_path: Path) -> None:
+    """The time of a run is that of other seeds of the same cell; a run that two tables want counts once."""
+    store, wanted = Store(tmp_path / "results.jsonl"), jobs("noniid", "fmnist", [0, 1])
+    options = ("noniid", "noniid", "--plan", "--seeds", "2", "--out", str(tmp_path))
+    assert invoke(*options)[1].splitlines()[-1] == "0 of 8 runs are done"
+    for job in wanted:
+        if (job.cell, job.seed) == ("fmnist-l2", 0):
+            store.add(fake(job, 0.5, cell=job.cell, label=job.label, seconds=60.0, rounds=job.rounds))
+    lines = invoke(*options)[1].splitlines()
+    assert lines[0] == "done   noniid fmnist-l2, FedAvg, seed 0, lr 0.1, 4 rounds"
+    end = "2 of 8 runs are done; 2 of the others take about 2:00 one after another, as long as the like did here"
+    assert lines[-1] == end
+
+
+def test_a_stop_says_how_far_it_got(tiny: Path, tmp_path: Path) -> None:
+    options = ("noniid", "--device", "cpu", "--seeds", "1", "--out", str(tmp_path))
+    assert invoke(*options, "--method", "FedAvg")[0] == 0
+    _, text = invoke(*options, "--minutes", "0")
+    assert "Stopped: 2 of 4 runs are done; the same command goes on from here." in text
 
 
 def test_tune_and_then_the_others_use_it(tiny: Path, tmp_path: Path) -> None:

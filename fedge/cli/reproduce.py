@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.status import Status
 
+from fedge.cli import plan as plans
 from fedge.cli.errors import INTERRUPTED, one_line
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display
@@ -31,7 +32,7 @@ from fedge.reproduce.places import TUNE, check, paper, root
 from fedge.reproduce.pool import Tuning, Unit, together
 from fedge.reproduce.store import Line, collapsed
 from fedge.reproduce.tables import details, table
-from fedge.reproduce.tuning import SEED, TRIALS, grid, methods, scope
+from fedge.reproduce.tuning import SEED, TRIALS, methods
 from fedge.run import Record
 
 ALSO = {name: short for short, name in SHORT.items()}  # `fashion_mnist` for `fmnist`
@@ -122,25 +123,21 @@ class _Work:
         return [job for job in found if job.method in self.methods]
 
     def plan(self, names: list[str]) -> None:
+        every: list[Job] = []
         for name in names:
             for dataset in self.datasets:
+                wanted = self.jobs(name, dataset)
                 if name == TUNE:
-                    self._plan_tuning(dataset)
-                elif not (wanted := self.jobs(name, dataset)):
-                    self._nothing(name, dataset)
+                    lines = plans.tunings(wanted, Choices([self.campaign.out / TRIALS]))
                 else:
-                    for job in wanted:
-                        state = "done" if self.campaign.store.find(job.key) else "to do"
-                        say(self.console, f"{state:6} {job}, {job.rounds} rounds")
-
-    def _plan_tuning(self, dataset: str) -> None:
-        done = Choices([self.campaign.out / TRIALS])
-        for job in self.jobs(TUNE, dataset):
-            known = done.lines.get((scope(job.cell), job.method), {})
-            state = "done" if known.get("rounds", 0) >= job.rounds else "to do"
-            settings = len(grid(job.method))
-            what = f"{TUNE} {scope(job.cell)}, {job.method}"
-            say(self.console, f"{state:6} {what}, {settings} settings, {job.rounds} rounds")
+                    lines = plans.runs(wanted, self.campaign.store)
+                    every += wanted
+                    if not wanted:
+                        self._nothing(name, dataset)
+                for line in lines:
+                    say(self.console, line)
+        if every:
+            say(self.console, plans.summary(every, self.campaign.store))
 
     def _nothing(self, name: str, dataset: str) -> None:
         what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
@@ -164,10 +161,16 @@ class _Work:
                 return INTERRUPTED
             else:
                 return 0
-        say(self.console, "Stopped: the same command goes on from here.")
+        say(self.console, f"Stopped: {self._so_far(names)}the same command goes on from here.")
         if processes == 1 and not tell.rounds and not interrupt.wanted():
             say(self.console, "No round was done in this time: give it more --minutes.")
         return INTERRUPTED if interrupt.wanted() else MORE
+
+    def _so_far(self, names: list[str]) -> str:
+        """How far the runs are; of tuning nothing can be said, for one trial follows from another."""
+        names = [name for name in names if name != TUNE]
+        wanted = [job for name, dataset in product(names, self.datasets) for job in self.jobs(name, dataset)]
+        return f"{plans.done(wanted, self.campaign.store)}; " if wanted else ""
 
     def _together(self, names: list[str], processes: int, tell: _Say) -> None:
         """Everything in several processes; what comes after it finds all runs done, and shows them."""

@@ -111,18 +111,31 @@ def _algorithms(tables: Mapping[str, Any]) -> tuple[Table, ...]:
     return tuple({"name": one.pop("name"), "label": label, **one} for one, label in zip(resolved, labels, strict=True))
 
 
-def _algorithm(table: Table, where: str, besides: Sequence[str] = ()) -> Table:
+def _algorithm(table: Table, where: str, besides: Sequence[str] = (), path: str = "algorithm") -> Table:
     """One algorithm and, if it wraps another, that one too, to any depth."""
     inner = table.get("inner")
     rest = {key: value for key, value in table.items() if key not in ("inner", *besides)}
+    _check_level(rest, inner, where, path)
     found = ALGORITHM.resolve(rest, where)
     if wraps(ALGORITHM.chosen(table, where)):
         if not isinstance(inner, dict):
             raise ExperimentError(f"{where}: it wraps another algorithm: add a table [algorithm.inner] with a name")
-        found["inner"] = _algorithm(inner, inside(where, inner))
+        found["inner"] = _algorithm(inner, inside(where, inner), path=f"{path}.inner")
     elif inner is not None:
         raise ExperimentError(f"{where}: it wraps no other algorithm: leave out inner")
     return found
+
+
+def _check_level(table: Mapping[str, Any], inner: Any, where: str, path: str) -> None:
+    """Refuse a field of a wrapped algorithm that was given to the one around it."""
+    own = ALGORITHM.fields(table, where).keys() | {ALGORITHM.key}
+    while isinstance(inner, dict) and inner.get("name") in ALGORITHM.choices:
+        path = f"{path}.inner"
+        there = ALGORITHM.fields(inner, where)
+        for key in table:
+            if key not in own and key in there:
+                raise ExperimentError(f"{where}: {key} is a field of {inner['name']}: write it in [{path}]")
+        inner = inner.get("inner")
 
 
 def inside(where: str, inner: Mapping[str, Any]) -> str:
