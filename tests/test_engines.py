@@ -18,13 +18,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedge
 from fedge.bench.check import algorithms, problem
-from fedge.core import At, Task
-from fedge.engine import Loopback, Simulator, captured
-from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys
+from fedge.core import At, Batch, Task
+from fedge.engine import Loopback, Simulator, captured, simulator
+from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys, one_client
 from fedge.engine.crew import Crew
+from fedge.engine.fold import Stacked
 from fedge.engine.memory import Budget, peak
 from fedge.engine.rewrite import split_updates
-from fedge.engine.trace import check_same
+from fedge.engine.trace import Traced, check_same
 from fedge.handle import written
 from fedge.keys import fold_array, fold_tensor
 from tests.cases import close, generator, ragged, toy_data, toy_model
@@ -176,6 +177,87 @@ def test_batches_drawn_by_numpy_are_those_drawn_on_a_device(batch_size: int | No
     for first, last, active in schedule.segments():
         for one, other in zip(schedule._at(first, last, active), schedule._at_here(first, last, active), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("draw", ["_at", "_at_here"])
+def test_who_is_done_gets_the_last_batch_again(draw: str) -> None:
+    sizes, clients = torch.tensor([9, 7, 2]), torch.tensor([8, 3, 1])
+    examples = torch.arange(18)
+    task = Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n), 2, 4)
+    schedule = Schedule(task, examples, sizes, client_keys(At(3, 2, 1), clients))
+    assert schedule.steps == [6, 4, 2]
+    indices, mask, keys = getattr(schedule, draw)(1, 6, 3)
+    for job, (first, n) in enumerate(((0, 9), (9, 7), (16, 2))):
+        own = examples[first : first + n]
+        batches = list(one_client(task, own, own, client_keys(At(3, 2, 1), clients)[job].item()))
+        for at, step in enumerate(range(1, 6)):
+            wanted = batches[min(step, len(batches) - 1)]
+            assert indices[at, job][mask[at, job]].tolist() == wanted.x.tolist()
+            assert keys[at, job] == wanted.key
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg momentum", "fedova", "feddane"])
+def test_a_coarse_stack_has_few_heights_and_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; clients of eleven different sizes leave the stack one after another."""
+    data = toy_data(187, inputs=12)
+    federation = fedge.Federation(data, np.split(np.arange(187), np.cumsum(np.arange(12, 22))))
+    algorithm = algorithms(False)[name]
+    heights: dict[bool, set[int]] = {False: set(), True: set()}
+    found = []
+    for coarse in (False, True):
+
+        class Seen(Stacked):
+            def __init__(self, *args: Any, coarse: bool, now: bool = coarse) -> None:
+                super().__init__(*args, coarse=now)
+                fold = self.step.fold
+
+                def noted(sent: Any, carry: Any, groups: Any, row: Tensor) -> Any:
+                    heights[now].add(len(row))
+                    return fold(sent, carry, groups, row)
+
+                self.step.fold = noted  # type: ignore[assignment]
+
+        monkeypatch.setattr(simulator, "Stacked", Seen)
+        found.append(fedge.train(algorithm, federation, rounds=2, link=Simulator(algorithm, federation, chunk=50)))
+    assert close(found[0].params, found[1].params) < 1e-12
+    assert len(heights[True]) < len(heights[False])
+    assert {height for height in heights[True] if height & (height - 1)} <= {max(heights[True])}
+    assert min(heights[True]) >= 4
+
+
+def test_rare_shapes_are_recorded_and_not_compiled() -> None:
+    """Until they are an eighth of all steps, or many: to compile takes longer than it saves."""
+    made: list[tuple[int, bool]] = []
+
+    class Fake(Traced):
+        def _record(self, args: tuple[Any, ...], compile: bool) -> Any:
+            made.append((len(args[1]["x"]), compile))
+            return lambda *leaves: [leaves[0] + leaves[1]]  # sent and carry come first
+
+    traced = Fake(lambda sent, carry, batch, row: {"x": carry["x"] + sent["a"]["x"]}, compile=True)
+
+    def steps(height: int, count: int) -> None:
+        x = torch.zeros(height)
+        batch = Batch(x, x, torch.ones(height, dtype=torch.bool), torch.zeros(height, dtype=torch.long))
+        *_, carry = traced.fold({"a": {"x": x + 1}}, {"x": x}, [[batch] * count], torch.zeros(height))
+        assert carry is not None
+        assert torch.equal(carry["x"], torch.full((height,), float(count)))
+
+    steps(8, 700)
+    assert made == [(8, True)]
+    for _ in range(4):
+        steps(2, 20)  # 80 of 780: less than an eighth
+    assert made == [(8, True), (2, False)]
+    steps(2, 40)
+    steps(2, 20)  # 120 of 820 before this one
+    assert made == [(8, True), (2, False), (2, True)]
+    steps(8, 20000)
+    for _ in range(4):
+        steps(3, 250)
+    assert made[3:] == [(3, False)]
+    steps(3, 10)
+    steps(3, 10)  # more than a thousand before this one
+    assert made[4:] == [(3, True)]
 
 
 def test_forward_mode_is_safe_in_many_threads() -> None:

@@ -69,11 +69,12 @@ class Schedule:
         base = (n.cumsum() - n) * epochs
         draw = _draw_here if device.type == "cpu" else _draw
         self.drawn = draw(examples, sizes, keys, epochs)
-        parts = [part.to(device) for part in (sizes, torch.from_numpy(a_pass), torch.from_numpy(base), keys)]
+        here = (sizes, torch.from_numpy(a_pass), torch.from_numpy(base), keys, torch.from_numpy(steps - 1))
+        parts = [part.to(device) for part in here]
         if slots is not None:
             steps, parts = steps[slots.numpy()], [part[slots.to(device)] for part in parts]
         self.steps: list[int] = steps.tolist()  # [J], descending
-        self.sizes, self.a_pass, self.base, self.keys = parts
+        self.sizes, self.a_pass, self.base, self.keys, self.last_step = parts
 
     def segments(self) -> Iterator[tuple[int, int, int]]:
         """(first step, last step + 1, jobs at work): the cohort narrows as the smaller clients finish."""
@@ -86,7 +87,10 @@ class Schedule:
                 active -= 1
 
     def blocks(self, begin: int, end: int, active: int, most: int = _BLOCK) -> Iterator[Drawn]:
-        """Pool indices [T, A, B], mask [T, A, B] and keys [T, A] of the steps from begin to end, `most` at a time."""
+        """Pool indices [T, A, B], mask [T, A, B] and keys [T, A] of the steps from begin to end, `most` at a time.
+
+        A job among the A that has no such step gets its last one again.
+        """
         stride = max(1, most // (active * self.width))
         at = self._at_here if self.drawn.device.type == "cpu" else self._at
         for first in range(begin, end, stride):
@@ -94,6 +98,8 @@ class Schedule:
 
     def _at(self, first: int, last: int, active: int) -> Drawn:
         step = torch.arange(first, last, device=self.drawn.device).view(-1, 1)
+        if self.steps[active - 1] < last:
+            step = torch.minimum(step, self.last_step[:active])  # [T, A]
         n, a_pass = self.sizes[:active], self.a_pass[:active]
         epoch = step // a_pass  # [T, A]
         within = ((step - epoch * a_pass) * self.width).unsqueeze(-1)
@@ -104,6 +110,8 @@ class Schedule:
 
     def _at_here(self, first: int, last: int, active: int) -> Drawn:
         step = np.arange(first, last)[:, None]
+        if self.steps[active - 1] < last:
+            step = np.minimum(step, self.last_step.numpy()[:active])
         n, a_pass, base, keys = (part.numpy()[:active] for part in (self.sizes, self.a_pass, self.base, self.keys))
         epoch = step // a_pass
         within = ((step - epoch * a_pass) * self.width)[..., None] + np.arange(self.width)

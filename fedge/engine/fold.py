@@ -109,12 +109,20 @@ def one_step(task: Task) -> Callable[[Payload, Carry, Batch, Tensor], Carry]:
 class Stacked:
     """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
 
-    Jobs are sorted by their number of steps. Whoever is done leaves the stack, so a step never computes for a client
-    that has no batch left, and `step` never sees an empty batch. About `most` examples are gathered at a time.
+    Jobs are sorted by their number of steps. Whoever is done leaves the stack, and `step` never sees an empty batch.
+    About `most` examples are gathered at a time. A `coarse` stack has few heights, each of which can be recorded: 4, 8,
+    16, ...; those who are done stay until the next of them is reached, and what they compute is thrown away.
     """
 
-    def __init__(self, task: Task, dims: dict[str, int | None], compile: bool = False, most: int = 1 << 20) -> None:
-        self.dims, self.most = dims, most
+    def __init__(
+        self,
+        task: Task,
+        dims: dict[str, int | None],
+        compile: bool = False,
+        most: int = 1 << 20,
+        coarse: bool = False,
+    ) -> None:
+        self.dims, self.most, self.coarse = dims, most, coarse
 
         def first(sent: Payload, row: Tensor) -> Carry:
             return task.start(sent)
@@ -125,18 +133,27 @@ class Stacked:
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
         sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
-        carry, done, active = nest.map_(_own, self.start(sent, rows)), [], len(rows)
-        some = sent
+        carry, done, some = nest.map_(_own, self.start(sent, rows)), [], sent
+        active = height = len(rows)  # at work, and in the stack
         for begin, end, left in schedule.segments():
             if left < active:
-                done.append(nest.map_(lambda leaf, n=left: leaf[n:].clone(), carry))
-                carry, active = nest.map_(lambda leaf, n=left: leaf[:n].contiguous(), carry), left
-                some = {name: self._head(name, part, left) for name, part in sent.items()}
-            groups = (_steps(gather(*drawn)) for drawn in schedule.blocks(begin, end, left, self.most))
-            for found in self.step.fold(some, carry, groups, rows[:left]):
+                done.append(nest.map_(lambda leaf, a=left, b=active: leaf[a:b].clone(), carry))
+                active = left
+            if (wanted := self._height(left, height)) < height:
+                height = wanted
+                carry = nest.map_(lambda leaf, n=height: leaf[:n].contiguous(), carry)
+                some = {name: self._head(name, part, height) for name, part in sent.items()}
+            groups = (_steps(gather(*drawn)) for drawn in schedule.blocks(begin, end, height, self.most))
+            for found in self.step.fold(some, carry, groups, rows[:height]):
                 carry = found
-        carry = nest.map_(lambda *leaves: torch.cat(leaves), carry, *reversed(done)) if done else carry
+        if done:
+            last = nest.map_(lambda leaf: leaf[:active], carry)
+            carry = nest.map_(lambda *leaves: torch.cat(leaves), last, *reversed(done))
         return _apart(self.finish(sent, carry, sizes), carry)
+
+    def _height(self, active: int, height: int) -> int:
+        """How high a stack that is so high now should be for so many at work."""
+        return min(height, max(4, 1 << (active - 1).bit_length())) if self.coarse else active
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else nest.map_(lambda leaf: leaf[:count], part)

@@ -242,7 +242,8 @@ class Simulator(LocalLink):
         schedule = Schedule(task, self.population.flat_examples(clients, place), sizes, client_keys(at, clients), slots)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
-            self._folds[kind] = Stacked(task, dims, self.compile, self._most())
+            coarse = self.device.type == "cuda"
+            self._folds[kind] = Stacked(task, dims, self.compile, self._most(), coarse=coarse)
         return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device))
 
     def _most(self) -> int:

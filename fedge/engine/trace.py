@@ -3,7 +3,7 @@
 vmap and grad cost more than the arithmetic of a small model: they interpret the step anew every time. After a step has
 been taken `WARM` times with the same shapes, it is recorded below those layers and the recording is run from then on:
 on a CPU the same operations in the same order, so the same bits; on a GPU as one CUDA graph, launched as a whole. What
-cannot be recorded goes on as before.
+cannot be recorded goes on as before. To compile takes seconds: that is for shapes that many steps have.
 
 The carry belongs to the step: it may be overwritten.
 """
@@ -30,6 +30,7 @@ from fedge.engine.rewrite import call_directly, simplify, split_updates, update_
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
+SHARE, OFTEN = 1 / 8, 1000  # of all calls, or so many calls: then shapes are worth compiling
 
 
 class Traced:
@@ -41,6 +42,7 @@ class Traced:
         self.recorded: dict[Any, Function] = {}
         self._trials: dict[Any, Function] = {}  # recorded, and not yet compared on other numbers
         self._refused: set[Any] = set()  # what cannot be recorded: every thread takes its own step there
+        self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
         self._kinds: dict[Any, int] = {}
 
     def fold(
@@ -61,15 +63,18 @@ class Traced:
         name = self._kinds.setdefault(kind, len(self._kinds))
         for group in groups:
             run: Function | None = None
+            replayed = 0
             for batch in group:
                 yield None
                 if run is not None:
                     flat = run(*fixed, *flat, *batch, row)
+                    replayed += 1
                     continue
                 shapes = (name, batch.x.dtype, *[leaf.shape for leaf in batch], *[leaf.stride() for leaf in flat])
-                if (known := self.recorded.get(shapes)) is not None:
+                if (known := self._known(shapes)) is not None:
                     before, flat = flat, known(*fixed, *flat, *batch, row)
                     run = known if _alike(before, flat) else None  # if it is once, it is from then on
+                    replayed += 1
                     continue
                 args = (sent, nest.unflatten(flat, spec), batch, row)
                 expected = nest.leaves_as((function or self.function)(*args), spec)
@@ -78,15 +83,32 @@ class Traced:
                 elif function is None and shapes not in self._refused:
                     self._count(shapes, args, row.device.type)
                 flat = expected
+            if self.compile and replayed:
+                self.calls[shapes] += replayed  # the shapes of the whole group
         yield nest.unflatten(flat, spec)
+
+    def _known(self, shapes: Any) -> Function | None:
+        """The recording for these shapes; none if it is time to make a compiled one in its place."""
+        known = self.recorded.get(shapes)
+        if known is None or shapes not in self._simple or not self._worth_compiling(shapes):
+            return known
+        self._simple.remove(shapes)
+        del self.recorded[shapes]
+        return None
+
+    def _worth_compiling(self, shapes: Any) -> bool:
+        return self.calls[shapes] >= min(OFTEN, SHARE * self.calls.total())
 
     def _count(self, shapes: Any, args: tuple[Any, ...], device: str) -> None:
         self.calls[shapes] += 1
         if self.calls[shapes] > WARM.get(device, 8) and len(self.recorded) < MOST.get(device, 64):
-            if (run := self._record(args)) is None:
+            compile = self.compile and self._worth_compiling(shapes)
+            if (run := self._record(args, compile)) is None:
                 self._refused.add(shapes)
-            else:
-                self._trials[shapes] = run
+                return
+            self._trials[shapes] = run
+            if self.compile and not compile:
+                self._simple.add(shapes)
 
     def _try(self, shapes: Any, args: tuple[Any, ...], expected: list[Tensor]) -> None:
         """Use a recording from now on if it does the same on other numbers than those that it was made with.
@@ -114,7 +136,7 @@ class Traced:
 
         return run
 
-    def _record(self, args: tuple[Any, ...]) -> Function | None:
+    def _record(self, args: tuple[Any, ...], compile: bool) -> Function | None:
         flat, spec = nest.flatten(args)
         leaves = _apart(flat)
         counts = [len(nest.leaves(arg)) for arg in args]
@@ -124,7 +146,7 @@ class Traced:
             graph = self._graph(leaves, spec)
             simplify(graph)
             if gpu:
-                return self._runner(graph, leaves, carry)
+                return self._runner(graph, leaves, carry, compile)
             update_in_place(graph, carry, fuse=False)
             call_directly(graph)
             return graph.forward
@@ -134,9 +156,9 @@ class Traced:
             warnings.warn(f"a step could not be recorded and runs slower: {error}", stacklevel=2)
             return None
 
-    def _runner(self, graph: GraphModule, leaves: list[Tensor], carry: range) -> Captured:
+    def _runner(self, graph: GraphModule, leaves: list[Tensor], carry: range, compile: bool) -> Captured:
         """On a GPU: the recording, compiled if that is wanted and possible, as one CUDA graph."""
-        if self.compile:
+        if compile:
             try:
                 parted = copy.deepcopy(graph)
                 rest = split_updates(parted, carry)
