@@ -142,6 +142,8 @@ def test_no_tensor_of_a_chunk_needs_indices_of_64_bits() -> None:
     assert 20 < budget.jobs(600) < (1 << 31) // patches < 46
     assert budget.jobs(15) > 400
     assert budget.jobs(1 << 40) == 1
+    weights = max(leaf.numel() for leaf in link.handle.module.parameters())
+    assert budget.jobs(1) * weights < 1 << 31
 
 
 def problem_of_images() -> fedge.Federation:
@@ -196,9 +198,19 @@ def test_who_is_done_gets_the_last_batch_again(draw: str) -> None:
             assert keys[at, job] == wanted.key
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg momentum", "fedova", "feddane"])
-def test_a_coarse_stack_has_few_heights_and_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU; clients of eleven different sizes leave the stack one after another."""
+@pytest.mark.parametrize(
+    ("name", "fine", "few"),
+    [
+        ("fedavg", {11, 10, 6, 2}, {11, 8, 2}),
+        ("fedavg momentum", {11, 10, 6, 2}, {11, 8, 2}),
+        ("feddane", {11, 10, 6, 2}, {11, 8, 2}),
+        ("fedova", {33, 30, 18, 6}, {33, 32, 8}),
+    ],
+)
+def test_a_coarse_stack_has_few_heights_and_the_same_results(
+    name: str, fine: set[int], few: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; clients of eleven different sizes, with four different numbers of steps, leave the stack."""
     data = toy_data(187, inputs=12)
     federation = fedge.Federation(data, np.split(np.arange(187), np.cumsum(np.arange(12, 22))))
     algorithm = algorithms(False)[name]
@@ -219,10 +231,9 @@ def test_a_coarse_stack_has_few_heights_and_the_same_results(name: str, monkeypa
 
         monkeypatch.setattr(simulator, "Stacked", Seen)
         found.append(fedge.train(algorithm, federation, rounds=2, link=Simulator(algorithm, federation, chunk=50)))
-    assert close(found[0].params, found[1].params) < 1e-12
-    assert len(heights[True]) < len(heights[False])
-    assert {height for height in heights[True] if height & (height - 1)} <= {max(heights[True])}
-    assert min(heights[True]) >= 4
+    plainly = fedge.train(algorithm, federation, rounds=2, link=Loopback(algorithm, federation))
+    assert max(close(plainly.params, run.params) for run in found) < 1e-12
+    assert heights == {False: fine, True: few}
 
 
 def test_rare_shapes_are_recorded_and_not_compiled() -> None:
@@ -251,12 +262,12 @@ def test_rare_shapes_are_recorded_and_not_compiled() -> None:
     steps(2, 40)
     steps(2, 20)  # 120 of 820 before this one
     assert made == [(8, True), (2, False), (2, True)]
-    steps(8, 20000)
+    steps(8, 200_000)
     for _ in range(4):
-        steps(3, 250)
+        steps(3, 5000)
     assert made[3:] == [(3, False)]
     steps(3, 10)
-    steps(3, 10)  # more than a thousand before this one
+    steps(3, 10)  # more than 20,000 before this one
     assert made[4:] == [(3, True)]
 
 

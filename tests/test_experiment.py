@@ -280,6 +280,14 @@ name = "fedavg"
 """
 
 
+def test_a_name_that_is_none_and_a_wrapper_that_is_none_are_refused_as_ever() -> None:
+    text = SMALL[: SMALL.index("[[algorithm]]")] + WRAPPED.format(outer="", middle="")
+    with pytest.raises(ExperimentError, match=r"inner \(fedova\), inner .*name is \['fedavg'\]"):
+        parse(tomllib.loads(text.replace('name = "fedavg"', 'name = ["fedavg"]')))
+    with pytest.raises(ExperimentError, match=r"algorithm 1 \(fedavg\): unknown key 'mu'"):
+        parse(tomllib.loads(text.replace('"averaged"\nwindow = 2', '"fedavg"\nmu = 0.1').replace("fedova", "feddane")))
+
+
 @pytest.mark.parametrize(
     ("outer", "middle", "words"),
     [
@@ -287,6 +295,8 @@ name = "fedavg"
         ("weighted = true", "", "(averaged): weighted is a field of fedova: write it in [algorithm.inner]"),
         ("", "lr = 0.1", "inner (fedova): lr is a field of fedavg: write it in [algorithm.inner.inner]"),
         ("windw = 2", "", "(averaged): unknown key 'windw' (did you mean 'window'?)"),
+        ('model = "mlp"', "", "(averaged): model follows from the rest of the experiment: leave it out"),
+        ('loss = "mse"', "", "(averaged): unknown key 'loss', known are window"),
     ],
 )
 def test_a_field_of_a_wrapped_algorithm_is_sent_to_its_place(outer: str, middle: str, words: str) -> None:

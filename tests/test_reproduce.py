@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopp
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import _curve, draw, limits
+from fedge.reproduce.hardware import hardware
 from fedge.reproduce.jobs import innermost
 from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
 from fedge.reproduce.tuning import LAST, MOST, TRIALS, _trial, grid, scope
@@ -462,7 +464,7 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     (claim,) = [one for one in claims(found, only_first) if "l2: FedOVA above our FedAvg" in one.said]
     assert claim.holds is None
     assert claim.said.endswith(f"cannot be said: {cell.text()}")
-    assert "| lr 1e+30, gave way to the line above | 2 | – | 2.000 |" in details(found, only_first)
+    assert "| lr 1e+30, gave way to the line above | 2 | – | 0 | 2.000 |" in details(found, only_first)
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
 
@@ -555,7 +557,7 @@ def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_pat
     assert lines[3] == "| FedOVA | 99.0 | not run | – | 80.0 (1 of 2 seeds) |"
     shown = details(wanted, store).splitlines()
     assert (
-        "| fmnist-l2 | FedAvg | lr 0.1, epochs 1, batch_size 20 (not tuned) | 4 | 2.0 ± 0.0 | 0.500 ± 0.000 |"
+        "| fmnist-l2 | FedAvg | lr 0.1, epochs 1, batch_size 20 (not tuned) | 4 | 2.0 ± 0.0 | 0, 0 | 0.500 ± 0.000 |"
         in shown[2]
     )
     assert shown[-2].endswith(f"| {NOT_RUN} |") or NOT_RUN in shown[-2]
@@ -588,6 +590,43 @@ def test_claims_are_judged(tiny: Path, tmp_path: Path) -> None:
         "fmnist-k40: FedOVA at least the paper's 59.5 %: 60.0 %, holds",
         "fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20: it loses 1.0, does not hold",
     ]
+
+
+def test_what_was_run_before_a_cell_was_tuned_is_shown_and_nothing_is_claimed(tiny: Path, tmp_path: Path) -> None:
+    """With the choice for the whole data set, until there are runs with that of the cell."""
+    store, seeds = Store(tmp_path / "x.jsonl"), [0, 1]
+    before = {"fmnist": [{"lr": 0.3}]}
+    now = before | {"fmnist-k40": [{"lr": 0.7}]}
+
+    def ranked(choices: dict) -> Any:
+        return lambda cell, method: choices.get(cell, choices["fmnist"])
+
+    for job in jobs("clients", "fmnist", seeds, ranked=ranked(before)):
+        store.add(fake(job, 0.6, config=job.config))
+    wanted = jobs("clients", "fmnist", seeds, ranked=ranked(now))
+    assert [job.instead_of != "" for job in wanted] == [job.cell == "fmnist-k40" for job in wanted]
+    old = "60.0 ± 0.0, but with lr 0.3 (lr 0.7, tuned for this cell, not run)"
+    assert table(wanted, store).splitlines()[-1].endswith(f"| {old} |")
+    assert said(wanted, store)[-2:] == [
+        f"fmnist-k40: FedOVA at least the paper's 59.5 %, cannot be said: {old}",
+        f"fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20, cannot be said: {old}",
+    ]
+    assert [claim.holds for claim in claims(wanted, store)][-2:] == [None, None]
+    assert "| lr 0.3, gave way to the line above |" in details(wanted, store)
+    for job in wanted:
+        if store.find(job.key) is None:
+            store.add(fake(job, 0.61, config=job.config))
+    assert table(wanted, store).splitlines()[-1].endswith("| 61.0 ± 0.0 |")
+
+
+def test_a_curve_that_has_not_come_to_its_end_is_said_to_rise(tmp_path: Path) -> None:
+    wanted = jobs("batch-epochs", "fmnist", [0])
+    flat, rising = [0.8] * 20 + [0.804] * 20, [0.8] * 20 + [0.806] * 20
+    for curve, expected in ((flat, ""), (rising, "; still rising: B = all")):
+        store = Store(tmp_path / f"{len(expected)}.jsonl")
+        for job in wanted:
+            store.add(fake(job, 0.8) | {"test_accuracy": curve if "all" in job.label else flat})
+        assert f"B = all: 80.0{expected})" in said(wanted, store)[0]
 
 
 def test_a_claim_says_on_what_it_rests(tiny: Path, tmp_path: Path) -> None:
@@ -635,6 +674,17 @@ def test_rounds_to_a_target_are_compared(tmp_path: Path) -> None:
         store.add(series(job, 0.99, 10 if job.label == "Fisher L-BFGS" else 20))
     both = "fmnist: Fisher L-BFGS reaches {} in fewer rounds than FedAvg-SGD: 10 and 20 (medians of the seeds), holds"
     assert said(wanted, store) == [both.format("test 90 %"), both.format("train 97.5 %")]
+
+
+def test_rounds_that_overlap_or_that_nobody_has_are_said_to(tmp_path: Path) -> None:
+    wanted = jobs("optimisers", "fmnist", [0, 1, 2])
+    mixed, none = Store(tmp_path / "mixed.jsonl"), Store(tmp_path / "none.jsonl")
+    for job in wanted:
+        mixed.add(series(job, 0.99, 10 + 3 * job.seed + 5 * (job.label == "FedAvg-SGD")))
+        none.add(series(job, 0.5, 10))
+    assert "13 and 18 (medians of the seeds), the seeds overlap, holds" in said(wanted, mixed)[0]
+    assert "never and never (medians of the seeds), the seeds overlap, cannot be said" in said(wanted, none)[0]
+    assert claims(wanted, none)[0].holds is None
 
 
 @pytest.mark.parametrize(("reached", "shown"), [(2, "10 and 20"), (1, "never and 20"), (0, "never and 20")])
@@ -739,17 +789,24 @@ def test_plan_says_what_there_is_to_tune_and_what_there_is_not(tiny: Path, tmp_p
 
 
 def test_plan_says_with_which_step_and_how_long(tiny: Path, tmp_path: Path) -> None:
-    """The time of a run is that of other seeds of the same cell; a run that two tables want counts once."""
-    store, wanted = Store(tmp_path / "results.jsonl"), jobs("noniid", "fmnist", [0, 1])
-    options = ("noniid", "noniid", "--plan", "--seeds", "2", "--out", str(tmp_path))
-    assert invoke(*options)[1].splitlines()[-1] == "0 of 8 runs are done"
+    """The time of a run is that of other seeds here; a run that two tables want counts once."""
+    store, wanted = Store(tmp_path / "results.jsonl"), jobs("noniid", "fmnist", [0, 1, 2])
+    options = ("noniid", "noniid", "--plan", "--seeds", "3", "--device", "cpu", "--out", str(tmp_path))
+    assert invoke(*options)[1].splitlines()[-1] == "0 of 12 runs are done"
+    here = {"hardware": hardware("cpu"), "engine": {"precision": "fp32", "compile": False}, "at_a_time": 2}
     for job in wanted:
         if (job.cell, job.seed) == ("fmnist-l2", 0):
-            store.add(fake(job, 0.5, cell=job.cell, label=job.label, seconds=60.0, rounds=job.rounds))
+            store.add(fake(job, 0.5, seconds=120.0, **here))
+        if (job.cell, job.seed) == ("fmnist-l2", 1):  # another machine
+            store.add(fake(job, 0.5, seconds=1.0, **here | {"hardware": "a larger one"}))
+        if (job.cell, job.seed) == ("fmnist-l5", 1):
+            store.add(fake(job, 0.5, seconds=1.0, **here | {"engine": {"precision": "tf32", "compile": True}}))
     lines = invoke(*options)[1].splitlines()
     assert lines[0] == "done   noniid fmnist-l2, FedAvg, seed 0, lr 0.1, 4 rounds"
-    end = "2 of 8 runs are done; 2 of the others take about 2:00 one after another, as long as the like did here"
-    assert lines[-1] == end
+    assert lines[-1] == (
+        f"6 of 12 runs are done; on this machine ({hardware('cpu')}) "
+        "other seeds of 2 of the 6 others took about 2:00 in all"
+    )
 
 
 def test_a_stop_says_how_far_it_got(tiny: Path, tmp_path: Path) -> None:

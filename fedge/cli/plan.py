@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from statistics import mean
+from typing import Any
 
 from fedge.cli.text import duration
 from fedge.reproduce import Choices, Job
 from fedge.reproduce.places import TUNE
-from fedge.reproduce.store import Store
+from fedge.reproduce.store import Line, Store
 from fedge.reproduce.tables import step_of
 from fedge.reproduce.tuning import grid, scope
 
@@ -34,24 +35,33 @@ def done(jobs: Iterable[Job], store: Store) -> str:
     return f"{sum(store.find(key) is not None for key in keys)} of {len(keys)} runs are done"
 
 
-def summary(jobs: list[Job], store: Store) -> str:
-    """How many are done, and how long the others take, judged by their like in this store."""
-    left = [job for key, job in {job.key: job for job in jobs}.items() if store.find(key) is None]
-    text = done(jobs, store)
-    paces = [_pace(job, store) for job in left]
-    known = [pace * job.rounds for pace, job in zip(paces, left, strict=True) if pace is not None]
+def summary(jobs: list[Job], store: Store, hardware: str, engine: dict[str, Any]) -> str:
+    """How many are done, and how long the others take here, judged by other seeds of the same runs in this store."""
+    every = {job.key: job for job in jobs}
+    text, times = done(jobs, store), []
+    for job in every.values():
+        if store.find(job.key) is None:
+            alike = [store.find(one.key) for one in jobs if _but_for_the_seed(one) == _but_for_the_seed(job)]
+            times.append([_seconds(line) for line in alike if line and _here(line, hardware, engine)])
+    known = [mean(found) for found in times if found]
     if not known:
         return text
-    of = "the others take" if len(known) == len(left) else f"{len(known)} of the others take"
-    return f"{text}; {of} about {duration(sum(known))} one after another, as long as the like did here"
+    of = "the others" if len(known) == len(times) else f"{len(known)} of the {len(times)} others"
+    return f"{text}; on this machine ({hardware}) other seeds of {of} took about {duration(sum(known))} in all"
+
+
+def _but_for_the_seed(job: Job) -> tuple[str, str, str]:
+    return job.experiment, job.cell, job.label
+
+
+def _here(line: Line, hardware: str, engine: dict[str, Any]) -> bool:
+    return line["hardware"] == hardware and line["engine"] == engine and bool(line.get("seconds"))
+
+
+def _seconds(line: Line) -> float:
+    """What a run took of a machine that it shared with others."""
+    return float(line["seconds"] / line.get("at_a_time", 1))
 
 
 def _state(is_done: bool) -> str:
     return f"{'done' if is_done else 'to do':6}"
-
-
-def _pace(job: Job, store: Store) -> float | None:
-    """Seconds a round, with the start, that other seeds of the same run took."""
-    alike = [line for line in store.lines if (line.get("cell"), line.get("label")) == (job.cell, job.label)]
-    paces = [line["seconds"] / line["rounds"] for line in alike if line.get("seconds")]
-    return mean(paces) if paces else None

@@ -28,6 +28,7 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopp
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
+from fedge.reproduce.hardware import hardware
 from fedge.reproduce.places import TUNE, check, paper, root
 from fedge.reproduce.pool import Tuning, Unit, together
 from fedge.reproduce.store import Line, collapsed
@@ -137,7 +138,8 @@ class _Work:
                 for line in lines:
                     say(self.console, line)
         if every:
-            say(self.console, plans.summary(every, self.campaign.store))
+            here = hardware(self.campaign.device)
+            say(self.console, plans.summary(every, self.campaign.store, here, self.campaign.all_engine))
 
     def _nothing(self, name: str, dataset: str) -> None:
         what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"

@@ -110,8 +110,9 @@ class Stacked:
     """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
 
     Jobs are sorted by their number of steps. Whoever is done leaves the stack, and `step` never sees an empty batch.
-    About `most` examples are gathered at a time. A `coarse` stack has few heights, each of which can be recorded: 4, 8,
-    16, ...; those who are done stay until the next of them is reached, and what they compute is thrown away.
+    About `most` examples are gathered at a time. A `coarse` stack has few heights, each of which can be recorded: 1, 2,
+    4, 8, ...; those who are done stay until the next of them is reached, repeat their last batch, and what they compute
+    is thrown away: at most as much again as is needed.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Stacked:
 
     def _height(self, active: int, height: int) -> int:
         """How high a stack that is so high now should be for so many at work."""
-        return min(height, max(4, 1 << (active - 1).bit_length())) if self.coarse else active
+        return min(height, 1 << (active - 1).bit_length()) if self.coarse else active
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else nest.map_(lambda leaf: leaf[:count], part)

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedge import tree
 from fedge.handle import Handle
 
-MOST = 1 << 31  # scalars that all activations of a chunk may have together
+MOST = 1 << 31  # scalars that all activations of a chunk may have together, and any one of its parameters
 
 
 class Budget:
@@ -43,7 +43,8 @@ class Budget:
         if self.loop:
             return 1
         job, example, scalars = self.costs
-        return max(1, min(self.memory // (job + width * example), MOST // (width * scalars)))
+        largest = max(leaf.numel() for leaf in parameters_of(self.handle).values())
+        return max(1, min(self.memory // (job + width * example), MOST // max(width * scalars, largest)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

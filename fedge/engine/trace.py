@@ -30,7 +30,7 @@ from fedge.engine.rewrite import call_directly, simplify, split_updates, update_
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
-SHARE, OFTEN = 1 / 8, 1000  # of all calls, or so many calls: then shapes are worth compiling
+SHARE, OFTEN = 1 / 8, 20_000  # of all calls, or so many calls: then shapes are worth compiling
 
 
 class Traced:

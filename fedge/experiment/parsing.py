@@ -115,9 +115,11 @@ def _algorithm(table: Table, where: str, besides: Sequence[str] = (), path: str 
     """One algorithm and, if it wraps another, that one too, to any depth."""
     inner = table.get("inner")
     rest = {key: value for key, value in table.items() if key not in ("inner", *besides)}
-    _check_level(rest, inner, where, path)
+    around = wraps(ALGORITHM.chosen(table, where))
+    if around:
+        _check_level(rest, inner, where, path)
     found = ALGORITHM.resolve(rest, where)
-    if wraps(ALGORITHM.chosen(table, where)):
+    if around:
         if not isinstance(inner, dict):
             raise ExperimentError(f"{where}: it wraps another algorithm: add a table [algorithm.inner] with a name")
         found["inner"] = _algorithm(inner, inside(where, inner), path=f"{path}.inner")
@@ -129,9 +131,9 @@ def _algorithm(table: Table, where: str, besides: Sequence[str] = (), path: str 
 def _check_level(table: Mapping[str, Any], inner: Any, where: str, path: str) -> None:
     """Refuse a field of a wrapped algorithm that was given to the one around it."""
     own = ALGORITHM.fields(table, where).keys() | {ALGORITHM.key}
-    while isinstance(inner, dict) and inner.get("name") in ALGORITHM.choices:
+    while isinstance(inner, dict) and inner.get("name") in [*ALGORITHM.choices]:
         path = f"{path}.inner"
-        there = ALGORITHM.fields(inner, where)
+        there = [one.name for one in ALGORITHM.fields(inner, where).values() if ALGORITHM.writable(one)]
         for key in table:
             if key not in own and key in there:
                 raise ExperimentError(f"{where}: {key} is a field of {inner['name']}: write it in [{path}]")

@@ -49,6 +49,10 @@ class Part:
     def _spelt(self, field: Field) -> bool:
         return field.plain or field.default is not Required or field.name in self.derived
 
+    def writable(self, field: Field) -> bool:
+        """Whether a file may set this field."""
+        return field.plain and field.name not in self.derived
+
     def fields(self, table: Mapping[str, Any], where: str) -> dict[str, Field]:
         return fields_of(self.chosen(table, where))
 

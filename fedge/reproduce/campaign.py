@@ -60,6 +60,11 @@ class Campaign:
         self.store = Store(self.out / RESULTS)
         self._data: dict[str, Data] = {}
 
+    @property
+    def all_engine(self) -> dict[str, Any]:
+        """The options of the simulator, with those that were left out."""
+        return {"precision": "fp32", "compile": False} | self.engine
+
     def run(self, job: Job, store: Store | None = None, folder: str | None = None) -> Line:
         """The result of a job: as it is stored, or trained now, from where it was left if it was begun.
 
@@ -127,7 +132,7 @@ class Campaign:
             "config": job.config,
             "versions": versions() | {"fedge": __version__},  # also where fedge is not installed
             "hardware": hardware(self.device),
-            "engine": {"precision": "fp32", "compile": False} | self.engine,
+            "engine": self.all_engine,
             "at_a_time": self.beside,
         }
         return head | {"rounds": job.rounds, "failed": failed} | ({} if run is None else figures(run)) | tail

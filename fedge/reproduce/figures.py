@@ -12,7 +12,7 @@ import numpy as np
 from fedge.reproduce.jobs import Job
 from fedge.reproduce.places import paper
 from fedge.reproduce.store import Store
-from fedge.reproduce.tables import Cell, cells, title
+from fedge.reproduce.tables import Cell, cells, step_of, title
 
 SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
 TEST_ACCURACY = ("noniid", "sharing", "clients", "clipped")  # the tables in which the paper states it
@@ -37,7 +37,10 @@ def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
         window = SMOOTHED if jobs[0].experiment == "batch-epochs" else 1
         curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
         stated = {label: rows[label][name].paper for label in curves} if jobs[0].experiment in TEST_ACCURACY else {}
-        shown = [_curve(axes, label, lines, window, stated.get(label)) for label, lines in curves.items()]
+        shown = [
+            _curve(axes, _named(label, rows[label][name]), lines, window, stated.get(label))
+            for label, lines in curves.items()
+        ]
         mean = f", mean of {window} rounds" if window > 1 else ""
         axes.set(
             title=title(name), xlabel="round", ylabel=f"test accuracy, %{mean}", ylim=limits(np.concatenate(shown))
@@ -54,7 +57,12 @@ def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
 
 
 def _lines(row: dict[str, Cell], name: str) -> list[list[float]]:
-    return [line["test_accuracy"] for line in row[name].good] if name in row else []
+    """The curves of a cell; while it has none, those of the setting that gave way to its own."""
+    return [line["test_accuracy"] for line in row[name].good or row[name].earlier] if name in row else []
+
+
+def _named(label: str, cell: Cell) -> str:
+    return label if cell.good else f"{label}, {step_of(cell.earlier[0]['config']['algorithm'])}"
 
 
 def limits(values: np.ndarray[Any, Any]) -> tuple[float, float]:

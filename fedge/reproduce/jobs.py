@@ -37,7 +37,7 @@ class Job:
     config: Table  # with this algorithm alone; can be run again with `fedge run`
     planned: int = 0  # rounds in the file; the run may be shorter
     rank: int | None = None  # which choice of the tuning it uses, not 0 if that diverged; None: it was not tuned
-    instead_of: str = ""  # the key of the same run with the choice before, of which a seed diverged
+    instead_of: str = ""  # the key of the same run with the choice before it, which counts no more
 
     @property
     def dataset(self) -> str:
@@ -103,7 +103,10 @@ def _settled(
     diverged: Callable[[str], bool],
     position: int,
 ) -> list[Job]:
-    """The runs of one method of a file, a seed each, with the best setting that no seed diverged with; or the best."""
+    """The runs of one method of a file, a seed each, with the best setting that no seed diverged with; or the best.
+
+    The choice before the first one is that of the whole data set, where the cell has its own.
+    """
     tried: list[list[Job]] = []
     for rank in range(RANKS):
 
@@ -115,13 +118,26 @@ def _settled(
         if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
             break
         tuned = ranked is not None and bool(ranked(runs[0].cell, runs[0].method)) if runs else False
-        before = [job.key for job in tried[-1]] if tried else [""] * len(runs)
+        before = tried[-1] if tried else [_as_elsewhere(file, job, rounds, ranked, position) for job in runs]
         tried.append(
-            [replace(job, rank=rank if tuned else None, instead_of=key) for job, key in zip(runs, before, strict=True)]
+            [
+                replace(job, rank=rank if tuned else None, instead_of=old.key if old.key != job.key else "")
+                for job, old in zip(runs, before, strict=True)
+            ]
         )
         if not any(diverged(job.key) for job in runs):
             return tried[-1]
     return tried[0]
+
+
+def _as_elsewhere(file: Path, job: Job, rounds: int | None, ranked: Ranked | None, position: int) -> Job:
+    """The same run with what was chosen for the whole data set."""
+
+    def chosen(cell: str, method: str) -> Setting:
+        settings = ranked(job.dataset, method) if ranked else []
+        return settings[0] if settings else {}
+
+    return of_file(job.experiment, file, job.seed, rounds, chosen)[position]
 
 
 def of_file(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
 from fedge.experiment.fields import Table
 from fedge.reproduce.jobs import Job, innermost
@@ -12,6 +12,7 @@ from fedge.reproduce.store import Line, Store, collapsed
 
 NOT_RUN = "not run"
 NOTHING = "–"
+LAST, RISING = 20, 0.005  # rounds, and what a curve that has come to its end does not gain in them
 FIGURES = ("curves", "batch-epochs")  # the paper states no numbers for these
 
 
@@ -51,26 +52,39 @@ class Cell:
         """What there is while the setting that is to be used was not run: the one that gave way to it."""
         if not self.gave_way:
             return NOT_RUN
-        values = [scale * line[name] for line in self.gave_way if is_good(line) and line.get(name) is not None]
+        values = [scale * line[name] for line in self.earlier if line.get(name) is not None]
         return f"{spread(values, places) if values else NOTHING}, {self.why_not}"
+
+    @property
+    def earlier(self) -> list[Line]:
+        """Good runs with the setting that gave way."""
+        return [line for line in self.gave_way if is_good(line)]
 
     @property
     def why_not(self) -> str:
         """Why what there is does not count."""
-        lost = sum(not is_good(line) for line in self.gave_way)
+        lost = len(self.gave_way) - len(self.earlier)
         step = step_of(self.gave_way[0]["config"]["algorithm"])
-        return f"but {lost} of {len(self.gave_way)} seeds diverged with {step} (next best setting {NOT_RUN})"
+        if self.job.rank or lost:
+            return f"but {lost} of {len(self.gave_way)} seeds diverged with {step} (next best setting {NOT_RUN})"
+        return f"but with {step} ({step_of(self.job.config['algorithm'])}, tuned for this cell, {NOT_RUN})"
 
-    def first_round(self, name: str, target: float) -> float:
-        """The median over the seeds of the first round at the target (in %); infinite if half of them never are."""
+    def first_rounds(self, name: str, target: float) -> list[float]:
+        """The first round at the target (in %), seed by seed; infinite if it never is."""
         firsts = [first(line[name], target / 100) for line in self.good]
-        return median(float("inf") if one is None else one for one in firsts)
+        return [float("inf") if one is None else one for one in firsts]
+
+    def rises(self) -> bool:
+        """Whether the mean of the last rounds is still more than half a point above that of as many before."""
+        curves = [line["test_accuracy"] for line in self.good]
+        ends = [(mean(one[-2 * LAST : -LAST]), mean(one[-LAST:])) for one in curves if len(one) >= 2 * LAST]
+        return bool(ends) and mean(late - early for early, late in ends) > RISING
 
     def reached(self, name: str, target: float) -> str:
         """The first round at which a series is at the target (in %)."""
         if not self.lines and not self.gave_way:
             return NOT_RUN
-        shown = self.good if self.lines else [line for line in self.gave_way if is_good(line)]
+        shown = self.good if self.lines else self.earlier
         firsts = [first(line[name], target / 100) for line in shown]
         there = [float(one) for one in firsts if one is not None]
         if not there:
@@ -176,21 +190,23 @@ def details(jobs: Sequence[Job], store: Store) -> str:
             seen = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.lines)
             pace = spread(cell.values("seconds_a_round"), 3) if cell.good else NOTHING
             bytes_ = spread([one / 1e6 for one in moved], 1) if moved else NOTHING
-            rows.append(
-                [name, label, setting(cell.job), str(cell.job.rounds), bytes_, pace, "; ".join(seen) or NOT_RUN]
-            )
+            lost = ", ".join(str(line.get("dropped", 0)) for line in cell.good) or NOTHING
+            where = "; ".join(seen) or NOT_RUN
+            rows.append([name, label, setting(cell.job), str(cell.job.rounds), bytes_, lost, pace, where])
             if not cell.lines and cell.gave_way:
                 rows.append(_gave_way(name, label, cell))
-    return markdown(["cell", "method", "setting", "rounds", "MB a round", "s a round", "hardware"], rows)
+    return markdown(["cell", "method", "setting", "rounds", "MB a round", "dropped", "s a round", "hardware"], rows)
 
 
 def _gave_way(name: str, label: str, cell: Cell) -> list[str]:
     """What the numbers of a setting that gave way were measured with."""
     where = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.gave_way)
     step = step_of(cell.gave_way[0]["config"]["algorithm"])
-    paces = [line["seconds_a_round"] for line in cell.gave_way if is_good(line)]
+    paces = [line["seconds_a_round"] for line in cell.earlier]
     pace = spread(paces, 3) if paces else NOTHING
-    return [name, label, f"{step}, gave way to the line above", str(cell.job.rounds), NOTHING, pace, "; ".join(where)]
+    lost = ", ".join(str(line.get("dropped", 0)) for line in cell.earlier) or NOTHING
+    setting = f"{step}, gave way to the line above"
+    return [name, label, setting, str(cell.job.rounds), NOTHING, lost, pace, "; ".join(where)]
 
 
 def setting(job: Job) -> str:
