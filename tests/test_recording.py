@@ -20,10 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import Task
-from fedge.engine import Loopback, Simulator, batches, captured, fold, nest, trace
+from fedge.engine import Loopback, Simulator, batches, captured, fold, nest, simulator, trace
 from fedge.engine.rewrite import split_updates, update_in_place
 from fedge.handle import parameters
-from tests.cases import close
+from tests.cases import close, toy_data, toy_model
 
 
 class Own(fedge.Algorithm):
@@ -115,8 +115,8 @@ def test_whatever_is_carried_is_recorded_rightly(name: str, chunk: int) -> None:
 def test_a_recording_is_used_for_the_layout_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
     record, seen = trace.Traced._record, set()
 
-    def strict(self: Any, args: Any) -> Any:
-        run, made = record(self, args), [leaf.stride() for leaf in nest.leaves(args[1])]
+    def strict(self: Any, args: Any, compile: bool) -> Any:
+        run, made = record(self, args, compile), [leaf.stride() for leaf in nest.leaves(args[1])]
 
         def checked(*leaves: Tensor) -> Any:
             first = len(nest.leaves(args[0]))
@@ -154,13 +154,13 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         made(self, step, *args, **kwargs)
         self.graph.step = lambda: self._step(step)
 
-    def record(self: Any, args: Any) -> Any:
+    def record(self: Any, args: Any, compile: bool) -> Any:
         """What `Traced._record` does on a GPU."""
         leaves, spec = nest.flatten(args)
         leaves, first = trace._apart(leaves), len(nest.leaves(args[0]))
         graph = self._graph(leaves, spec)
         trace.simplify(graph)
-        return self._runner(graph, leaves, range(first, first + len(nest.leaves(args[1]))))
+        return self._runner(graph, leaves, range(first, first + len(nest.leaves(args[1]))), compile)
 
     stream = type("Stream", (), {"wait_stream": lambda self, other: None})
     monkeypatch.setattr(torch.cuda, "Stream", stream)
@@ -173,23 +173,50 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
     monkeypatch.setattr(captured, "_COMPILED", {})
     monkeypatch.setitem(trace.WARM, "cpu", 1)
+    monkeypatch.setattr(simulator, "Stacked", lambda *args, coarse: fold.Stacked(*args, coarse=True))
 
 
 BUILT_IN = ("fedavg", "fedavg momentum", "fedavg adam", "feddane", "fisher l-bfgs, diagonal")
 
 
+@pytest.mark.parametrize("rare", [False, True])
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", [*CARRIES, *BUILT_IN])
-def test_and_captured_rightly(name: str, compile: bool, emulated: None) -> None:
+def test_and_captured_rightly(
+    name: str, compile: bool, rare: bool, emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while rare shapes are not compiled, and when they are in the end."""
+    if not rare:
+        monkeypatch.setattr(trace, "SHARE", 0)
+    monkeypatch.setattr(trace, "OFTEN", 12)
     algorithm = algorithms(False)[name] if name in BUILT_IN else Own(*CARRIES[name])
     link = Simulator(algorithm, problem(False), chunk=100)
     link.compile = compile
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gap_to_loopback(algorithm, link) < 1e-10
-    found = [run for one in link._folds.values() for run in one.step.recorded.values()]
+    steps = [one.step for one in link._folds.values()]
+    found = [(run, shapes in step._simple) for step in steps for shapes, run in step.recorded.items()]
     assert found
-    assert all(isinstance(run, captured.Captured) and (run.rest is not None) == compile for run in found)
+    assert all(isinstance(run, captured.Captured) for run, _ in found)
+    assert all((run.rest is not None) == (compile and not simple) for run, simple in found)
+    assert rare or not any(simple for _, simple in found)
+
+
+def test_a_rare_shape_is_compiled_when_it_has_become_frequent(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients with 15 and with 16 steps: the few at work in the last step are a shape of their own."""
+    data = toy_data(180)
+    federation = fedge.Federation(data, [np.arange(20 * k, 20 * k + 15 + (k > 5)) for k in range(9)])
+    algorithm = fedge.FedAvg(toy_model(), epochs=1, batch_size=1)
+    expected = fedge.train(algorithm, federation, rounds=12, link=Loopback(algorithm, federation))
+    for often, simple in ((20_000, {4: True, 9: False}), (6, {4: False, 9: False})):
+        monkeypatch.setattr(trace, "OFTEN", often)
+        link = Simulator(algorithm, federation, chunk=100)
+        link.compile = True
+        found = fedge.train(algorithm, federation, rounds=12, link=link)
+        assert close(found.params, expected.params) < 1e-12
+        (step,) = [one.step for one in link._folds.values()]
+        assert {len(run.buffers[-1]): shapes in step._simple for shapes, run in step.recorded.items()} == simple
 
 
 class Numpy(torch.autograd.Function):
