@@ -284,6 +284,9 @@ def test_a_name_that_is_none_and_a_wrapper_that_is_none_are_refused_as_ever() ->
     text = SMALL[: SMALL.index("[[algorithm]]")] + WRAPPED.format(outer="", middle="")
     with pytest.raises(ExperimentError, match=r"inner \(fedova\), inner .*name is \['fedavg'\]"):
         parse(tomllib.loads(text.replace('name = "fedavg"', 'name = ["fedavg"]')))
+    alone = text[: text.index("[algorithm.inner]")].replace("window = 2", "lr = 0.1")
+    with pytest.raises(ExperimentError, match=r"it wraps another algorithm: add a table \[algorithm.inner\]"):
+        parse(tomllib.loads(alone))
     with pytest.raises(ExperimentError, match=r"algorithm 1 \(fedavg\): unknown key 'mu'"):
         parse(tomllib.loads(text.replace('"averaged"\nwindow = 2', '"fedavg"\nmu = 0.1').replace("fedova", "feddane")))
 
@@ -443,7 +446,7 @@ def test_mistakes_in_wrappers_are_named(outer: str) -> None:
     assert deep.startswith("algorithm 3 (outer), inner (outer), inner (fedavg): lr is -1, it must be")
     assert "inner (outer): unknown key 'bta'" in message("algorithm.3.inner.bta=1", text=outer)
     without = outer.split("[algorithm.inner.inner]")[0]
-    assert "it wraps another algorithm: add a table [algorithm.inner]" in message(text=without)
+    assert "it wraps another algorithm: add a table [algorithm.inner.inner]" in message(text=without)
 
 
 # Devices

@@ -451,7 +451,8 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     only_first = Store(tmp_path / "first.jsonl")
     for line in results.lines:
         if innermost(line["config"]["algorithm"])["lr"] == 1e30:
-            only_first.add(line | {"failed": None, "final_accuracy": 0.125 + line["seed"] / 10, "seconds_a_round": 2.0})
+            known = {"failed": None, "final_accuracy": 0.125 + line["seed"] / 10, "seconds_a_round": 2.0}
+            only_first.add(line | known | {"up_bytes": 3e6, "down_bytes": 3e6, "setup_bytes": 2e6})
     assert "fmnist-l2" not in " ".join(said(found, only_first)), "FedOVA was not run"
     cell = cells(found, only_first)["FedAvg"]["fmnist-l2"]
     assert cell.text() == "17.5 ± 7.1, but 0 of 2 seeds diverged with lr 1e+30 (next best setting not run)"
@@ -464,7 +465,7 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     (claim,) = [one for one in claims(found, only_first) if "l2: FedOVA above our FedAvg" in one.said]
     assert claim.holds is None
     assert claim.said.endswith(f"cannot be said: {cell.text()}")
-    assert "| lr 1e+30, gave way to the line above | 2 | – | 0 | 2.000 |" in details(found, only_first)
+    assert "| lr 1e+30, before the line above was chosen | 2 | 2.0 | 0 | 2.000 |" in details(found, only_first)
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
 
@@ -605,14 +606,14 @@ def test_what_was_run_before_a_cell_was_tuned_is_shown_and_nothing_is_claimed(ti
         store.add(fake(job, 0.6, config=job.config))
     wanted = jobs("clients", "fmnist", seeds, ranked=ranked(now))
     assert [job.instead_of != "" for job in wanted] == [job.cell == "fmnist-k40" for job in wanted]
-    old = "60.0 ± 0.0, but with lr 0.3 (lr 0.7, tuned for this cell, not run)"
+    old = "60.0 ± 0.0, but with lr 0.3, chosen for the whole data set (lr 0.7, chosen for this cell, not run)"
     assert table(wanted, store).splitlines()[-1].endswith(f"| {old} |")
     assert said(wanted, store)[-2:] == [
-        f"fmnist-k40: FedOVA at least the paper's 59.5 %, cannot be said: {old}",
+        f"fmnist-k40: FedOVA above our FedAvg, cannot be said: {old}",
         f"fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20, cannot be said: {old}",
     ]
     assert [claim.holds for claim in claims(wanted, store)][-2:] == [None, None]
-    assert "| lr 0.3, gave way to the line above |" in details(wanted, store)
+    assert "| lr 0.3, before the line above was chosen | 4 |" in details(wanted, store)
     for job in wanted:
         if store.find(job.key) is None:
             store.add(fake(job, 0.61, config=job.config))
@@ -622,11 +623,22 @@ def test_what_was_run_before_a_cell_was_tuned_is_shown_and_nothing_is_claimed(ti
 def test_a_curve_that_has_not_come_to_its_end_is_said_to_rise(tmp_path: Path) -> None:
     wanted = jobs("batch-epochs", "fmnist", [0])
     flat, rising = [0.8] * 20 + [0.804] * 20, [0.8] * 20 + [0.806] * 20
-    for curve, expected in ((flat, ""), (rising, "; still rising: B = all")):
+    for curve, expected in ((flat, ""), (rising, ", still rising: B = all")):
         store = Store(tmp_path / f"{len(expected)}.jsonl")
         for job in wanted:
             store.add(fake(job, 0.8) | {"test_accuracy": curve if "all" in job.label else flat})
-        assert f"B = all: 80.0{expected})" in said(wanted, store)[0]
+        assert f"B = all: 80.0){expected}, holds" in said(wanted, store)[0]
+
+
+def test_a_rival_that_still_rises_is_named(tmp_path: Path) -> None:
+    wanted, store = jobs("noniid", "kws", [0]), Store(tmp_path / "x.jsonl")
+    for job in wanted:
+        last = 0.75 if job.label == "FedAvg" else 0.9
+        store.add(fake(job, last) | {"test_accuracy": [0.7 if job.label == "FedAvg" else 0.9] * 20 + [last] * 20})
+    assert said(wanted, store)[:2] == [
+        "kws-l2: FedOVA at least the paper's 84.6 %: 90.0 %, holds",
+        "kws-l2: FedOVA above our FedAvg: 90.00 and 75.00 %, still rising: FedAvg, holds",
+    ]
 
 
 def test_a_claim_says_on_what_it_rests(tiny: Path, tmp_path: Path) -> None:
@@ -792,7 +804,8 @@ def test_plan_says_with_which_step_and_how_long(tiny: Path, tmp_path: Path) -> N
     """The time of a run is that of other seeds here; a run that two tables want counts once."""
     store, wanted = Store(tmp_path / "results.jsonl"), jobs("noniid", "fmnist", [0, 1, 2])
     options = ("noniid", "noniid", "--plan", "--seeds", "3", "--device", "cpu", "--out", str(tmp_path))
-    assert invoke(*options)[1].splitlines()[-1] == "0 of 12 runs are done"
+    once = " (one that several tables want counts once)"
+    assert invoke(*options)[1].splitlines()[-1] == f"0 of 12 runs are done{once}"
     here = {"hardware": hardware("cpu"), "engine": {"precision": "fp32", "compile": False}, "at_a_time": 2}
     for job in wanted:
         if (job.cell, job.seed) == ("fmnist-l2", 0):
@@ -804,7 +817,7 @@ def test_plan_says_with_which_step_and_how_long(tiny: Path, tmp_path: Path) -> N
     lines = invoke(*options)[1].splitlines()
     assert lines[0] == "done   noniid fmnist-l2, FedAvg, seed 0, lr 0.1, 4 rounds"
     assert lines[-1] == (
-        f"6 of 12 runs are done; on this machine ({hardware('cpu')}) "
+        f"6 of 12 runs are done{once}; on this machine ({hardware('cpu')}) "
         "other seeds of 2 of the 6 others took about 2:00 in all"
     )
 

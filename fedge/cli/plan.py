@@ -29,10 +29,11 @@ def tunings(jobs: Iterable[Job], chosen: Choices) -> Iterator[str]:
         yield f"{_state(known.get('rounds', 0) >= job.rounds)} {what}"
 
 
-def done(jobs: Iterable[Job], store: Store) -> str:
+def done(jobs: list[Job], store: Store) -> str:
     """How many runs there are and have a result, each counted once."""
     keys = {job.key for job in jobs}
-    return f"{sum(store.find(key) is not None for key in keys)} of {len(keys)} runs are done"
+    text = f"{sum(store.find(key) is not None for key in keys)} of {len(keys)} runs are done"
+    return text if len(keys) == len(jobs) else f"{text} (one that several tables want counts once)"
 
 
 def summary(jobs: list[Job], store: Store, hardware: str, engine: dict[str, Any]) -> str:

@@ -116,16 +116,16 @@ def _algorithm(table: Table, where: str, besides: Sequence[str] = (), path: str 
     inner = table.get("inner")
     rest = {key: value for key, value in table.items() if key not in ("inner", *besides)}
     around = wraps(ALGORITHM.chosen(table, where))
-    if around:
-        _check_level(rest, inner, where, path)
-    found = ALGORITHM.resolve(rest, where)
-    if around:
-        if not isinstance(inner, dict):
-            raise ExperimentError(f"{where}: it wraps another algorithm: add a table [algorithm.inner] with a name")
-        found["inner"] = _algorithm(inner, inside(where, inner), path=f"{path}.inner")
-    elif inner is not None:
-        raise ExperimentError(f"{where}: it wraps no other algorithm: leave out inner")
-    return found
+    if not around:
+        found = ALGORITHM.resolve(rest, where)
+        if inner is not None:
+            raise ExperimentError(f"{where}: it wraps no other algorithm: leave out inner")
+        return found
+    if not isinstance(inner, dict):
+        raise ExperimentError(f"{where}: it wraps another algorithm: add a table [{path}.inner] with a name")
+    _check_level(rest, inner, where, path)
+    within = {"inner": _algorithm(inner, inside(where, inner), path=f"{path}.inner")}
+    return ALGORITHM.resolve(rest, where) | within
 
 
 def _check_level(table: Mapping[str, Any], inner: Any, where: str, path: str) -> None:

@@ -59,23 +59,33 @@ def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Ite
         return
     ours, wanted = row[OURS].final, stated(table, row[OURS].job.cell, OURS)[0] if table else row[OURS].paper
     if ours is None:
-        if row[OURS].gave_way and wanted is not None:
-            said = f"{name}: {OURS} at least the paper's {wanted:.1f} %"
-            yield Claim(f"{said}, cannot be said: {row[OURS].text()}", None)
+        against = [] if wanted is None else [f"at least the paper's {wanted:.1f} %"]
+        against += [f"{_word(label)} our {label}" for label, one in row.items() if label != OURS and _was_run(one)]
+        for one in against if row[OURS].gave_way else []:
+            yield Claim(f"{name}: {OURS} {one}, cannot be said: {row[OURS].text()}", None)
         return
     if wanted is not None:
-        near = _within(ours - wanted, row[OURS])
+        near = _within(ours - wanted, row[OURS]) + _rising(row[OURS])
         said = f"{name}: {OURS} at least the paper's {wanted:.1f} %: {ours:.1f} %{near}"
         yield _line(said, ours >= wanted, row[OURS])
     for label, other in row.items():
-        word = "above" if label == "FedAvg" else "at least"
+        word = _word(label)
         if label != OURS and not other.lines and other.gave_way:
             yield Claim(f"{name}: {OURS} {word} our {label}, cannot be said: {other.text()}", None)
         if label != OURS and other.final is not None:
             more = ours > other.final if label == "FedAvg" else ours >= other.final
-            near = _within(ours - other.final, row[OURS], other)
+            near = _within(ours - other.final, row[OURS], other) + _rising(row[OURS], other)
             said = f"{name}: {OURS} {word} our {label}: {ours:.2f} and {other.final:.2f} %{near}"
             yield _line(said, more, row[OURS], other)
+
+
+def _was_run(cell: Cell) -> bool:
+    """With its own setting, or with the one before."""
+    return bool(cell.lines or cell.gave_way)
+
+
+def _word(label: str) -> str:
+    return "above" if label == "FedAvg" else "at least"
 
 
 def _better(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
@@ -98,8 +108,8 @@ def _loss(row: Sequence[Cell]) -> Iterator[Claim]:
     allowed = few.paper - many.paper
     said = f"{many.job.cell}: {OURS} loses at most the paper's {allowed:.1f} points against {few.job.cell}"
     if many.final is not None:
-        lost, rising = few.final - many.final, ", still rising" if many.rises() else ""
-        yield _line(f"{said}: it loses {lost:.1f}{rising}", lost <= allowed + 1e-9, few, many)
+        lost = few.final - many.final
+        yield _line(f"{said}: it loses {lost:.1f}{_rising(many)}", lost <= allowed + 1e-9, few, many)
     elif many.gave_way:
         yield Claim(f"{said}, cannot be said: {many.text()}", None)
 
@@ -128,9 +138,8 @@ def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
     finals, goal = [cell.final or 0.0 for cell in order], paper()["goals"][dataset]
     said = ", ".join(f"{one.job.label.split(', ')[-1]}: {final:.1f}" for one, final in zip(order, finals, strict=True))
     apart = max(finals) - min(finals)
-    rising = ", ".join(one.job.label.split(", ")[-1] for one in order if one.rises())
-    said += f"; still rising: {rising}" if rising else ""
-    yield _line(f"{name}: the same final accuracy, within {SAME:g} point ({said})", apart <= SAME, *order)
+    claim = f"{name}: the same final accuracy, within {SAME:g} point and with one step size ({said})"
+    yield _line(f"{claim}{_rising(*order)}", apart <= SAME, *order)
     firsts = [cell.first_rounds("test_accuracy", goal) for cell in order]
     middles = [median(one) for one in firsts]
     later = all(a <= b for a, b in pairwise(middles)) and middles[0] < middles[-1]
@@ -158,6 +167,12 @@ def _within(difference: float, *cells: Cell) -> str:
     """Says so if a difference, in points, is no larger than two standard deviations of the seeds."""
     wide = [100 * stdev(values) for cell in cells if len(values := cell.values("final_accuracy")) > 1]
     return ", within two deviations of the seeds" if wide and abs(difference) <= 2 * max(wide) else ""
+
+
+def _rising(*cells: Cell) -> str:
+    """Says whose curves have not come to their end."""
+    found = ", ".join(cell.job.label.removeprefix(f"{OURS}, ") for cell in cells if cell.rises())
+    return f", still rising: {found}" if found else ""
 
 
 def _line(claim: str, holds: bool, *cells: Cell) -> Claim:

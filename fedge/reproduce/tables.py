@@ -67,7 +67,8 @@ class Cell:
         step = step_of(self.gave_way[0]["config"]["algorithm"])
         if self.job.rank or lost:
             return f"but {lost} of {len(self.gave_way)} seeds diverged with {step} (next best setting {NOT_RUN})"
-        return f"but with {step} ({step_of(self.job.config['algorithm'])}, tuned for this cell, {NOT_RUN})"
+        own = step_of(self.job.config["algorithm"])
+        return f"but with {step}, chosen for the whole data set ({own}, chosen for this cell, {NOT_RUN})"
 
     def first_rounds(self, name: str, target: float) -> list[float]:
         """The first round at the target (in %), seed by seed; infinite if it never is."""
@@ -184,12 +185,9 @@ def details(jobs: Sequence[Job], store: Store) -> str:
     rows = []
     for label, row in cells(jobs, store).items():
         for name, cell in row.items():
-            moved = [
-                (line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in cell.good
-            ]
             seen = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.lines)
             pace = spread(cell.values("seconds_a_round"), 3) if cell.good else NOTHING
-            bytes_ = spread([one / 1e6 for one in moved], 1) if moved else NOTHING
+            bytes_ = _moved(cell.good)
             lost = ", ".join(str(line.get("dropped", 0)) for line in cell.good) or NOTHING
             where = "; ".join(seen) or NOT_RUN
             rows.append([name, label, setting(cell.job), str(cell.job.rounds), bytes_, lost, pace, where])
@@ -205,8 +203,14 @@ def _gave_way(name: str, label: str, cell: Cell) -> list[str]:
     paces = [line["seconds_a_round"] for line in cell.earlier]
     pace = spread(paces, 3) if paces else NOTHING
     lost = ", ".join(str(line.get("dropped", 0)) for line in cell.earlier) or NOTHING
-    setting = f"{step}, gave way to the line above"
-    return [name, label, setting, str(cell.job.rounds), NOTHING, lost, pace, "; ".join(where)]
+    setting = f"{step}, before the line above was chosen"
+    return [name, label, setting, str(cell.job.rounds), _moved(cell.earlier), lost, pace, "; ".join(where)]
+
+
+def _moved(lines: Sequence[Line]) -> str:
+    """Megabytes a round, both ways."""
+    found = [(line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in lines]
+    return spread([one / 1e6 for one in found], 1) if found else NOTHING
 
 
 def setting(job: Job) -> str:
