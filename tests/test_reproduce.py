@@ -623,8 +623,9 @@ def test_what_was_run_before_a_cell_was_tuned_is_shown_and_nothing_is_claimed(ti
 def test_a_curve_that_has_not_come_to_its_end_is_said_to_rise(tmp_path: Path) -> None:
     wanted = jobs("batch-epochs", "fmnist", [0])
     flat, rising = [0.8] * 20 + [0.804] * 20, [0.8] * 20 + [0.806] * 20
-    for curve, expected in ((flat, ""), (rising, ", still rising: B = all")):
-        store = Store(tmp_path / f"{len(expected)}.jsonl")
+    seldom = [value for one in rising for value in (None, one)]  # evaluated every second round
+    for curve, expected in ((flat, ""), (rising, ", still rising: B = all"), (seldom, ", still rising: B = all")):
+        store = Store(tmp_path / f"{len(curve)} {len(expected)}.jsonl")
         for job in wanted:
             store.add(fake(job, 0.8) | {"test_accuracy": curve if "all" in job.label else flat})
         assert f"B = all: 80.0){expected}, holds" in said(wanted, store)[0]

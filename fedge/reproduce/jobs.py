@@ -118,7 +118,7 @@ def _settled(
         if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
             break
         tuned = ranked is not None and bool(ranked(runs[0].cell, runs[0].method)) if runs else False
-        before = tried[-1] if tried else [_as_elsewhere(file, job, rounds, ranked, position) for job in runs]
+        before = tried[-1] if tried else _as_elsewhere(file, runs, rounds, ranked, position)
         tried.append(
             [
                 replace(job, rank=rank if tuned else None, instead_of=old.key if old.key != job.key else "")
@@ -130,14 +130,15 @@ def _settled(
     return tried[0]
 
 
-def _as_elsewhere(file: Path, job: Job, rounds: int | None, ranked: Ranked | None, position: int) -> Job:
-    """The same run with what was chosen for the whole data set."""
-
-    def chosen(cell: str, method: str) -> Setting:
-        settings = ranked(job.dataset, method) if ranked else []
-        return settings[0] if settings else {}
-
-    return of_file(job.experiment, file, job.seed, rounds, chosen)[position]
+def _as_elsewhere(file: Path, runs: list[Job], rounds: int | None, ranked: Ranked | None, position: int) -> list[Job]:
+    """The same runs with what was chosen for the whole data set; mostly that is what they have."""
+    if not runs or ranked is None:
+        return runs
+    job, method = runs[0], runs[0].method
+    shared = ranked(job.dataset, method)[:1]
+    if not shared or shared == ranked(job.cell, method)[:1]:
+        return runs
+    return [of_file(job.experiment, file, one.seed, rounds, lambda *_: shared[0])[position] for one in runs]
 
 
 def of_file(

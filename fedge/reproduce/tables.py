@@ -77,7 +77,7 @@ class Cell:
 
     def rises(self) -> bool:
         """Whether the mean of the last rounds is still more than half a point above that of as many before."""
-        curves = [line["test_accuracy"] for line in self.good]
+        curves = [[value for value in line["test_accuracy"] if value is not None] for line in self.good]
         ends = [(mean(one[-2 * LAST : -LAST]), mean(one[-LAST:])) for one in curves if len(one) >= 2 * LAST]
         return bool(ends) and mean(late - early for early, late in ends) > RISING
 
@@ -184,33 +184,28 @@ def details(jobs: Sequence[Job], store: Store) -> str:
     """What every number was measured with."""
     rows = []
     for label, row in cells(jobs, store).items():
-        for name, cell in row.items():
-            seen = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.lines)
-            pace = spread(cell.values("seconds_a_round"), 3) if cell.good else NOTHING
-            bytes_ = _moved(cell.good)
-            lost = ", ".join(str(line.get("dropped", 0)) for line in cell.good) or NOTHING
-            where = "; ".join(seen) or NOT_RUN
-            rows.append([name, label, setting(cell.job), str(cell.job.rounds), bytes_, lost, pace, where])
+        for cell in row.values():
+            rows.append(_measured(cell, label, setting(cell.job), cell.good))
             if not cell.lines and cell.gave_way:
-                rows.append(_gave_way(name, label, cell))
+                step = step_of(cell.gave_way[0]["config"]["algorithm"])
+                rows.append(_measured(cell, label, f"{step}, before the line above was chosen", cell.earlier))
     return markdown(["cell", "method", "setting", "rounds", "MB a round", "dropped", "s a round", "hardware"], rows)
 
 
-def _gave_way(name: str, label: str, cell: Cell) -> list[str]:
-    """What the numbers of a setting that gave way were measured with."""
-    where = dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in cell.gave_way)
-    step = step_of(cell.gave_way[0]["config"]["algorithm"])
-    paces = [line["seconds_a_round"] for line in cell.earlier]
-    pace = spread(paces, 3) if paces else NOTHING
-    lost = ", ".join(str(line.get("dropped", 0)) for line in cell.earlier) or NOTHING
-    setting = f"{step}, before the line above was chosen"
-    return [name, label, setting, str(cell.job.rounds), _moved(cell.earlier), lost, pace, "; ".join(where)]
+def _measured(cell: Cell, label: str, setting: str, lines: Sequence[Line]) -> list[str]:
+    """What these runs of a cell were measured with."""
+    head = [cell.job.cell, label, setting, str(cell.job.rounds)]
+    if not lines:
+        return [*head, NOTHING, NOTHING, NOTHING, NOT_RUN]
+    lost = ", ".join(str(line.get("dropped", 0)) for line in lines)
+    where = "; ".join(dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in lines))
+    return [*head, _moved(lines), lost, spread([line["seconds_a_round"] for line in lines], 3), where]
 
 
 def _moved(lines: Sequence[Line]) -> str:
     """Megabytes a round, both ways."""
     found = [(line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in lines]
-    return spread([one / 1e6 for one in found], 1) if found else NOTHING
+    return spread([one / 1e6 for one in found], 1)
 
 
 def setting(job: Job) -> str:
