@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedge
 from fedge.core import Batch
@@ -15,6 +16,7 @@ from fedge.engine import Loopback, Simulator
 from fedge.handle import Handle, NotAChain, WrittenHandle, cross_entropy, parameters
 from fedge.handle.chain import read
 from fedge.handle.lone import layout
+from fedge.handle.stacked import TERMS
 from tests.cases import close, generator, ragged, toy_data
 
 Layers = nn.Sequential
@@ -91,6 +93,19 @@ def test_both_layouts_of_a_convolution_agree(threshold: int, monkeypatch: pytest
     monkeypatch.setattr("fedge.handle.stacked.enough", lambda x: threshold)
     test_the_gradient_is_autograds("fmnist_cnn", False)
     test_the_gradient_is_autograds("odd", True)
+
+
+def test_a_large_batch_is_not_spelt_out_for_the_compiler() -> None:
+    """Up to `TERMS` examples a sum is written term by term; beyond that, the recording no longer grows."""
+    build, shape = CHAINS["odd"]
+    module = double(build)
+    plain, written = Handle(module, cross_entropy), WrittenHandle(module, cross_entropy, fused=True)
+    nodes = {}
+    for size in (TERMS - 1, TERMS, TERMS + 1, TERMS + 60):
+        params, batch = stack(module, shape, jobs=2, size=size)
+        assert close(torch.func.vmap(plain.grad)(params, batch), torch.func.vmap(written.grad)(params, batch)) < 1e-10
+        nodes[size] = len(make_fx(lambda p, b: torch.func.vmap(written.grad)(p, b))(params, batch).graph.nodes)
+    assert nodes[TERMS - 1] < nodes[TERMS] > nodes[TERMS + 1] == nodes[TERMS + 60]
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])

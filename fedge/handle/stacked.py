@@ -23,6 +23,8 @@ from fedge.handle.chain import Layer
 from fedge.handle.tape import Tape
 from fedge.keys import fold_tensor, keep_mask
 
+TERMS = 128  # examples
+
 
 class StackedTape(Tape):
     """Everything has a leading job axis.
@@ -119,8 +121,13 @@ class StackedTape(Tape):
         return x.as_strided(x.shape, x.stride()) if self.fused else x
 
     def _total(self, parts: Tensor) -> Tensor:
-        """The sum over the examples of a job, [J, B, ...]; term by term it is one pass for a compiler."""
-        return self._kept(sum(parts.unbind(1)[1:], parts[:, 0])) if self.fused else parts.sum(1)
+        """The sum over the examples of a job, [J, B, ...]; term by term it is one pass for a compiler.
+
+        Of a large batch it is not spelt out: a compiler needs minutes for so many terms.
+        """
+        if self.fused and parts.shape[1] <= TERMS:
+            return self._kept(sum(parts.unbind(1)[1:], parts[:, 0]))
+        return self._kept(parts.sum(1))
 
     def _product(self, bias: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
         if bias is None:
