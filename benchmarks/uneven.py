@@ -1,0 +1,67 @@
+"""Clients of different sizes: seconds to the first round, and of a round, against clients of one size.
+
+    python -m benchmarks.uneven --device cuda --precision tf32 --compile
+
+FedAvg on Fashion-MNIST's network and random pictures, one epoch, 20 of 100 clients a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+import fedge
+from fedge.engine import Simulator
+
+CLIENTS, COHORT, EXAMPLES = 100, 20, 6000
+
+
+def sizes(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Examples a client; in batches of 15 they are 20 steps, 20 or 21, and 7 to 34."""
+    return {
+        "300": np.full(CLIENTS, 300),
+        "296 to 303": rng.integers(296, 304, CLIENTS),
+        "100 to 499": rng.integers(100, 500, CLIENTS),
+    }
+
+
+def measure(counts: np.ndarray, rng: np.random.Generator, rounds: int, **options: object) -> tuple[float, float]:
+    """Seconds until the first round is done, and of a round after most shapes were seen."""
+    drawn = torch.Generator().manual_seed(0)
+    x, y = torch.randn(EXAMPLES, 1, 28, 28, generator=drawn), torch.arange(EXAMPLES) % 10
+    data = fedge.data.Data(x, y, x[:500], y[:500], 10)
+    fed = fedge.Federation(data, [rng.integers(0, EXAMPLES, count) for count in counts])
+    algorithm = fedge.FedAvg(fedge.models.fmnist_cnn(seed=0), epochs=1, batch_size=15)
+    begin, ends = time.perf_counter(), list[float]()
+    fedge.train(
+        algorithm,
+        fed,
+        rounds=rounds,
+        cohort=COHORT,
+        link=Simulator(algorithm, fed, **options),  # type: ignore[arg-type]
+        evaluate_every=rounds,
+        on_round=lambda _: ends.append(time.perf_counter() - begin),
+    )
+    return ends[0], float(np.median(np.diff(ends)[-rounds // 2 : -1]))  # the last one is evaluated
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--rounds", type=int, default=25)
+    given = vars(parser.parse_args())
+    rounds, rng = given.pop("rounds"), np.random.default_rng(0)
+    if rounds < 6:
+        parser.error(f"--rounds {rounds}: at least 6, half of which are timed")
+    for name, counts in sizes(rng).items():
+        first, each = measure(counts, rng, rounds, **given)
+        print(f"{name} examples a client: first round after {first:.2f} s, then {each:.4f} s a round", flush=True)
+
+
+if __name__ == "__main__":
+    main()
