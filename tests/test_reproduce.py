@@ -18,18 +18,19 @@ from typer.testing import CliRunner
 import fedge.data
 from benchmarks import kill_reproduce
 from benchmarks.paper import page
+from benchmarks.paper.tuned import dips, falls
 from benchmarks.readme import with_part
 from fedge.cli.app import app
 from fedge.cli.reproduce import _outcome
 from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.setup import load_data
-from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, places, tune
+from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, measured, places, tune
 from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import _curve, draw, limits
 from fedge.reproduce.hardware import hardware
 from fedge.reproduce.jobs import innermost
-from fedge.reproduce.tables import NOT_RUN, cells, details, spread, table
+from fedge.reproduce.tables import NOT_RUN, cells, spread, table
 from fedge.reproduce.tuning import LAST, MOST, TRIALS, _trial, grid, scope
 
 from . import paper
@@ -465,7 +466,7 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
     (claim,) = [one for one in claims(found, only_first) if "l2: FedOVA above our FedAvg" in one.said]
     assert claim.holds is None
     assert claim.said.endswith(f"cannot be said: {cell.text()}")
-    assert "| lr 1e+30, before the line above was chosen | 2 | 2.0 | 0 | 2.000 |" in details(found, only_first)
+    assert "| lr 1e+30, before the line above was chosen | 2 | 2.0 | 0 | 2.000 |" in measured.details(found, only_first)
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
 
@@ -529,6 +530,10 @@ def said(wanted: list[Job], store: Store) -> list[str]:
 def fake(job: Job, accuracy: float, **more: object) -> dict:
     return {
         "key": job.key,
+        "experiment": job.experiment,
+        "cell": job.cell,
+        "label": job.label,
+        "seed": job.seed,
         "failed": None,
         "final_accuracy": accuracy,
         "final_train_accuracy": accuracy,
@@ -556,7 +561,7 @@ def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_pat
     assert lines[0] == "| test accuracy, % | l = 2: paper | l = 2: ours | l = 5: paper | l = 5: ours |"
     assert lines[2] == "| FedAvg | 10.0 | 55.0 ± 7.1 | – | not run |"
     assert lines[3] == "| FedOVA | 99.0 | not run | – | 80.0 (1 of 2 seeds) |"
-    shown = details(wanted, store).splitlines()
+    shown = measured.details(wanted, store).splitlines()
     assert (
         "| fmnist-l2 | FedAvg | lr 0.1, epochs 1, batch_size 20 (not tuned) | 4 | 2.0 ± 0.0 | 0, 0 | 0.500 ± 0.000 |"
         in shown[2]
@@ -613,11 +618,46 @@ def test_what_was_run_before_a_cell_was_tuned_is_shown_and_nothing_is_claimed(ti
         f"fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20, cannot be said: {old}",
     ]
     assert [claim.holds for claim in claims(wanted, store)][-2:] == [None, None]
-    assert "| lr 0.3, before the line above was chosen | 4 |" in details(wanted, store)
+    assert "| lr 0.3, before the line above was chosen | 4 |" in measured.details(wanted, store)
     for job in wanted:
         if store.find(job.key) is None:
             store.add(fake(job, 0.61, config=job.config))
     assert table(wanted, store).splitlines()[-1].endswith("| 61.0 ± 0.0 |")
+
+
+def test_settings_that_are_not_used_any_more_are_shown_seed_by_seed(tmp_path: Path) -> None:
+    def with_lr(lr: float) -> list[Job]:
+        return jobs("noniid", "fmnist", [0, 1], ranked=lambda cell, method: [{"lr": lr}])
+
+    store, now = Store(tmp_path / "x.jsonl"), with_lr(0.2)
+    for job in now:
+        store.add(fake(job, 0.9, config=job.config))
+    assert measured.others(now, store) == ""
+    for job in reversed(with_lr(0.7)):
+        if (job.cell, job.label) == ("fmnist-l3", "FedOVA"):
+            fell = {"rounds": 200, "test_accuracy": [0.8, 0.1]} if job.seed else {"dropped": 4}
+            store.add(fake(job, 0.1 if job.seed else 0.8, config=job.config, **fell))
+    for job in with_lr(9.0)[:1]:
+        store.add(fake(job, 0.0, config=job.config, final_accuracy=None, failed="no upload is finite"))
+    assert measured.others(now, store).splitlines()[2:] == [
+        "| fmnist-l2 | FedAvg | lr 9, epochs 5, batch_size 15 | – (diverged) | 0 |",
+        "| fmnist-l3 | FedOVA | lr 0.7, epochs 5, batch_size 15 | 80.0, 10.0 (diverged) | 4, 0 |",
+    ]
+    assert "lr 0.7" not in measured.others(jobs("noniid", "kws", [0]), store)
+
+
+def test_late_dips_that_are_no_divergence_are_listed(tmp_path: Path) -> None:
+    job, store = jobs("noniid", "fmnist", [0])[0], Store(tmp_path / "x.jsonl")
+    assert dips(store) == "- none so far"
+    early = [0.8] * 10 + [0.1] + [0.8] * 189  # swings while it is young
+    small = [0.8] * 100 + [0.73] * 100
+    gone = [0.8] * 100 + [0.1] * 100  # diverged: listed elsewhere
+    back: list[float | None] = [0.7, 0.8] * 50 + [0.3, None, 0.2, 0.5] + [0.75, None] * 48
+    for curve in (early, small, gone, back):
+        store.add(fake(job, 0.8, config=job.config, rounds=200, test_accuracy=curve))
+    who = "noniid fmnist-l2, FedAvg, lr 0.1, seed 0"
+    assert dips(store) == f"- {who}: from 80.0 to 20.0 % by round 103, 75.0 % at the end"
+    assert falls(store) == f"- {who}: below half of its best (80.0 %) from round 101 on, 10.0 % at the end"
 
 
 def test_a_curve_that_has_not_come_to_its_end_is_said_to_rise(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs
 from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
+from fedge.reproduce.measured import details, others
 from fedge.reproduce.places import BEYOND, paper
-from fedge.reproduce.tables import NOT_RUN, cells, details, markdown, table, title
+from fedge.reproduce.tables import NOT_RUN, cells, markdown, table, title
 from fedge.reproduce.tuning import TRIALS
 
-from .tuned import falls, leaders, tuning
+from .tuned import dips, falls, leaders, tuning
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
@@ -65,9 +66,8 @@ What the paper leaves open, and what we chose:
 Successive halving: eight settings for 15 rounds, the better four for 45, the better two for 120; one seed; the score is
 the mean validation accuracy of the last five rounds. IID for the methods of Table II, two labels a client for the
 others, whose choice is then used for every number of labels, batch size and number of epochs. For K = 1000 (KWS 500),
-where a client has far fewer examples and so steps, it is a choice of its own (the last rows; as long as there are no
-runs with it, those with the choice of K = 100 are shown). *Clipped* methods, which clip local gradients by their norm,
-are ours and not the paper's; they get a section of their own when they have runs.
+where a client has far fewer examples and so steps, it is a choice of its own (the last rows). *Clipped* methods, which
+clip local gradients by their norm, are ours and not the paper's.
 
 A choice is made after 120 rounds and used for 200 or 250, because what is best early need not be best late:
 {leaders}.
@@ -79,8 +79,15 @@ used. These runs fell like that:
 
 {falls}
 
+These fell below nine tenths of their best after round 50 and came back, in part at least. They are no divergence by the
+rule above, and count:
+
+{dips}
+
 {tuning}
 """
+
+OTHERS = "Run too, with settings that then gave way to those above (see *Tuning*):"
 
 
 def text() -> str:
@@ -97,6 +104,7 @@ def text() -> str:
         leaders=leaders(choices),
         tuning=tuning(choices),
         falls=falls(store),
+        dips=dips(store),
     )
 
 
@@ -161,6 +169,8 @@ def section(name: str, groups: list[list[Job]], store: Store) -> str:
             parts.append("\n".join(f"- {line}" for line in said))
         if any(store.find(job.key) for job in runs):
             parts += [f"![{paper()['titles'][name]}, {title}]({image(runs)})", details(runs, store)]
+        if found := others(runs, store):
+            parts += [OTHERS, found]
     return "\n\n".join(parts)
 
 

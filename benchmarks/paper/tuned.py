@@ -7,9 +7,11 @@ from typing import Any
 
 from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Store, jobs
 from fedge.reproduce.places import TUNE, paper
-from fedge.reproduce.store import collapsed
+from fedge.reproduce.store import Line, collapsed
 from fedge.reproduce.tables import NOT_RUN, markdown, step_of, title
 from fedge.reproduce.tuning import grid, scope
+
+SETTLED, DIP = 50, 0.9  # rounds after which a run that falls below this part of its best so far is remarked on
 
 
 def tuning(choices: Choices) -> str:
@@ -47,12 +49,33 @@ def falls(store: Store) -> str:
         seen = [value for value in line["test_accuracy"] if value is not None]
         low = [value is None or value < max(seen) / 2 for value in line["test_accuracy"]]
         since = len(low) - next((i for i, one in enumerate(reversed(low)) if not one), len(low)) + 1
-        who = f"{line['experiment']} {line['cell']}, {line['label']}, {step_of(line['config']['algorithm'])}"
         what = (
             f"below half of its best ({100 * max(seen):.1f} %) from round {since} on, {100 * seen[-1]:.1f} % at the end"
         )
-        found.append(f"- {who}, seed {line['seed']}: {what}")
+        found.append(f"- {_who(line)}: {what}")
     return "\n".join(found) or "- none so far"
+
+
+def dips(store: Store) -> str:
+    """The runs that fell late and did not stay there: from what, to what, when, and where they ended."""
+    found = []
+    for line in store.lines:
+        seen = [(number, value) for number, value in enumerate(line["test_accuracy"], 1) if value is not None]
+        best, worst = 0.0, (DIP, 0, 0.0)  # the part that is left of the best so far, the round, that best
+        for number, value in seen:
+            if number > SETTLED and value < worst[0] * best:
+                worst = value / best, number, best
+            best = max(best, value)
+        left, at, of = worst
+        if at and not collapsed(line):
+            fall = f"from {100 * of:.1f} to {100 * left * of:.1f} % by round {at}"
+            found.append(f"- {_who(line)}: {fall}, {100 * seen[-1][1]:.1f} % at the end")
+    return "\n".join(found) or "- none so far"
+
+
+def _who(line: Line) -> str:
+    step = step_of(line["config"]["algorithm"])
+    return f"{line['experiment']} {line['cell']}, {line['label']}, {step}, seed {line['seed']}"
 
 
 def _chosen(choices: Choices, scope: str, method: str) -> str:

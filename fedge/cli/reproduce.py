@@ -29,10 +29,11 @@ from fedge.reproduce.campaign import Tell, locked
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.hardware import hardware
+from fedge.reproduce.measured import details
 from fedge.reproduce.places import TUNE, check, paper, root
 from fedge.reproduce.pool import Tuning, Unit, together
 from fedge.reproduce.store import Line, collapsed
-from fedge.reproduce.tables import details, table
+from fedge.reproduce.tables import table
 from fedge.reproduce.tuning import SEED, TRIALS, methods
 from fedge.run import Record
 

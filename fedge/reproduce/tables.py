@@ -180,51 +180,6 @@ def _optimisers(found: dict[str, dict[str, Cell]], dataset: str) -> str:
     return markdown(head, rows)
 
 
-def details(jobs: Sequence[Job], store: Store) -> str:
-    """What every number was measured with."""
-    rows = []
-    for label, row in cells(jobs, store).items():
-        for cell in row.values():
-            rows.append(_measured(cell, label, setting(cell.job), cell.good))
-            if not cell.lines and cell.gave_way:
-                step = step_of(cell.gave_way[0]["config"]["algorithm"])
-                rows.append(_measured(cell, label, f"{step}, before the line above was chosen", cell.earlier))
-    return markdown(["cell", "method", "setting", "rounds", "MB a round", "dropped", "s a round", "hardware"], rows)
-
-
-def _measured(cell: Cell, label: str, setting: str, lines: Sequence[Line]) -> list[str]:
-    """What these runs of a cell were measured with."""
-    head = [cell.job.cell, label, setting, str(cell.job.rounds)]
-    if not lines:
-        return [*head, NOTHING, NOTHING, NOTHING, NOT_RUN]
-    lost = ", ".join(str(line.get("dropped", 0)) for line in lines)
-    where = "; ".join(dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in lines))
-    return [*head, _moved(lines), lost, spread([line["seconds_a_round"] for line in lines], 3), where]
-
-
-def _moved(lines: Sequence[Line]) -> str:
-    """Megabytes a round, both ways."""
-    found = [(line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in lines]
-    return spread([one / 1e6 for one in found], 1)
-
-
-def setting(job: Job) -> str:
-    """The step size and the like of the innermost algorithm."""
-    inner = job.config["algorithm"]
-    while "inner" in inner:
-        inner = inner["inner"]
-    names = ("lr", "local_lr", "lr_decay", "server_momentum", "mu", "damping", "clip", "epochs", "batch_size")
-    neutral = {"lr_decay": 1, "server_momentum": 0, "clip": None} | (
-        {"lr": inner.get("lr")} if "local_lr" in inner else {}
-    )
-    shown = {name: inner[name] for name in names if name in inner and inner[name] != neutral.get(name, ())}
-    said = ", ".join(f"{name} {'all' if value in (None, 'none') else f'{value:g}'}" for name, value in shown.items())
-    modes = ", ".join(str(inner[name]) for name in ("source", "curvature", "matrix") if name in inner)
-    note = " (not tuned)" if job.rank is None else ""
-    note = f" (choice {job.rank + 1}: with those before it, runs diverged)" if job.rank else note
-    return said + (f", {modes}" if modes else "") + note
-
-
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
