@@ -1,6 +1,6 @@
 """Clients of different sizes: seconds to the first round, and of a round, against clients of one size.
 
-    python -m benchmarks.uneven --device cuda --precision tf32 --compile
+    python -m benchmarks.uneven --device cuda --precision tf32 --compile [--one-by-one]
 
 FedAvg on Fashion-MNIST's network and random pictures, one epoch, 20 of 100 clients a round.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 import torch
 
 import fedge
-from fedge.engine import Simulator
+from fedge.engine import Simulator, simulator, trace
+from fedge.engine.fold import Stacked
 
 CLIENTS, COHORT, EXAMPLES = 100, 20, 6000
 
@@ -48,13 +50,24 @@ def measure(counts: np.ndarray, rng: np.random.Generator, rounds: int, **options
     return ends[0], float(np.median(np.diff(ends)[-rounds // 2 : -1]))  # the last one is evaluated
 
 
+class OneByOne(Stacked):
+    """A stack that every client leaves as it is done, on a GPU too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"coarse": False})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--one-by-one", action="store_true", help="every height of the stack, every shape compiled")
     given = vars(parser.parse_args())
+    if given.pop("one_by_one"):
+        simulator.Stacked = OneByOne  # type: ignore[misc]
+        trace.SHARE = 0
     rounds, rng = given.pop("rounds"), np.random.default_rng(0)
     if rounds < 6:
         parser.error(f"--rounds {rounds}: at least 6, half of which are timed")

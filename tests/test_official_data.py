@@ -183,6 +183,13 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 # Places
 
 
+def test_a_folder_that_is_not_there_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names a folder does not want the system's copy instead."""
+    monkeypatch.setenv("FEDGE_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"FEDGE_DATA is .*nowhere, which is no folder: .*name the folder"):
+        fedge.data.load("fashion_mnist")
+
+
 def test_a_data_set_that_is_not_there_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDGE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"looked in .*fedge data get cifar10.*FEDGE_DATA=FOLDER.*--from PATH"):

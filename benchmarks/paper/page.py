@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.readme import README, with_part
-from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs
+from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs, measured
 from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
-from fedge.reproduce.measured import details, others
 from fedge.reproduce.places import BEYOND, paper
 from fedge.reproduce.tables import NOT_RUN, cells, markdown, table, title
 from fedge.reproduce.tuning import TRIALS
@@ -37,10 +36,12 @@ the earlier runs are shown and nothing is claimed.
 Rounds to a target are means over the seeds that reach it in the tables, and medians over all seeds in the claims, in
 which a seed that never does counts as late. A cell is *still rising* if its last 20 rounds are on average more than
 half a point above the 20 before. *Dropped* are uploads that were not finite and so left out of a mean, seed by seed.
-Several runs shared the GPU at a time: for the seconds of a round alone see
+*MB a round* are both ways; what is sent before the first round, such as shared data, is beside them as *once*.
+Up to twelve runs shared the GPU at a time, and not equally many for all: for the seconds of a round alone see
 [benchmarks/speed](../benchmarks/speed/README.md).
 
-**So far**: {state}. A run is one method with one seed.
+**So far**: {state} of the paper's tables and figures.
+A run is one method with one seed.
 {verdicts}
 
 What the paper leaves open, and what we chose:
@@ -58,6 +59,8 @@ What the paper leaves open, and what we chose:
 - **A shrinking local step size** (`lr_decay`) is not in the grid. On held-out data with two labels a client (one seed,
   200 rounds of Fashion-MNIST), a factor of 0.995 a round cost FedAvg 0.6 points and gained FedOVA nothing (not stored
   either).
+- **Not tried** on these data: a weight for the positive side of FedOVA's binary losses (`positive_weight`), other first
+  weights, calibrated scores.
 
 {experiments}
 
@@ -75,11 +78,12 @@ A choice is made after 120 rounds and used for 200 or 250, because what is best 
 A setting with which a run of any seed diverges gives way to the next best: too few uploads of a round are finite or,
 in 100 rounds or more, its last accuracy is below half of its best. (Some dropped uploads alone are no divergence.) That
 is the one decision in which the test set has a say. The table below has what was chosen first, those above what was
-used. These runs fell like that:
+used. (With a star: the smallest or the largest of the grid, so what lies beyond may be better; of two values either
+is.) These runs fell:
 
 {falls}
 
-These fell below nine tenths of their best after round 50 and came back, in part at least. They are no divergence by the
+These fell below nine tenths of their best after round 50, and not for good or not so far. They are no divergence by the
 rule above, and count:
 
 {dips}
@@ -87,7 +91,9 @@ rule above, and count:
 {tuning}
 """
 
-OTHERS = "Run too, with settings that then gave way to those above (see *Tuning*):"
+OTHERS = """\
+Run too, with settings that gave way to those above: because a seed diverged, or because tuning for the cell itself, on
+held-out data and after 120 rounds, chose another one (see *Tuning*):"""
 
 
 def text() -> str:
@@ -147,12 +153,12 @@ def verdicts(every: list[list[Job]], store: Store) -> str:
     for group in every:
         for claim in claims(group, store):
             found[group[0].dataset, claim.said.split(": ", 1)[1]] = claim.holds  # some are made by two tables
-    counts = Counter(found.values())
+    counts, near = Counter(found.values()), sum("of the seeds," in said or "overlap" in said for _, said in found)
     return (
-        f"Of {counts.total()} claims that there are runs for, repeated ones counted once, {counts[True]} hold, "
-        f"{counts[False]} do not, {counts[None]} cannot be judged; they are listed under the tables.\n"
-        "What is within two standard deviations of the seeds (of the method with the larger one) says little, "
-        "whichever way it falls."
+        f"Of {counts.total()} claims that there are runs for, repeated ones counted once and those beyond the paper "
+        f"not, {counts[True]} hold, {counts[False]} do not,\n{counts[None]} cannot be judged; they are listed under "
+        f"the tables. {near} of them, whichever way they fall, are within two standard\n"
+        "deviations of the seeds (of the method with the larger one), or the seeds overlap: that says little."
     )
 
 
@@ -161,16 +167,18 @@ def image(runs: list[Job]) -> str:
 
 
 def section(name: str, groups: list[list[Job]], store: Store) -> str:
-    parts = [f"## {paper()['titles'][name]}"]
+    parts = [f"## {paper()['titles'][name]}", *([paper()["remarks"][name]] if name in paper()["remarks"] else [])]
     for runs in groups:
         title = paper()["datasets"][runs[0].dataset]
         parts += [f"### {name}, {title}", table(runs, store)]
         if said := claims(runs, store):
             parts.append("\n".join(f"- {line}" for line in said))
         if any(store.find(job.key) for job in runs):
-            parts += [f"![{paper()['titles'][name]}, {title}]({image(runs)})", details(runs, store)]
-        if found := others(runs, store):
-            parts += [OTHERS, found]
+            parts += [f"![{paper()['titles'][name]}, {title}]({image(runs)})", measured.details(runs, store)]
+        if rest := measured.others(runs, store):
+            parts += [OTHERS, rest]
+        if found := measured.better(runs, store):
+            parts.append(f"Better on the test set than what was chosen: {'; '.join(found)}.")
     return "\n\n".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Store, jobs
@@ -43,34 +44,48 @@ def leaders(choices: Choices) -> str:
 
 
 def falls(store: Store) -> str:
-    """The runs that collapsed: which, and from which round on they were below half of their best."""
+    """The runs that failed or collapsed: which, why, or from which round on they were below half of their best."""
     found = []
-    for line in filter(collapsed, store.lines):
-        seen = [value for value in line["test_accuracy"] if value is not None]
-        low = [value is None or value < max(seen) / 2 for value in line["test_accuracy"]]
-        since = len(low) - next((i for i, one in enumerate(reversed(low)) if not one), len(low)) + 1
-        what = (
-            f"below half of its best ({100 * max(seen):.1f} %) from round {since} on, {100 * seen[-1]:.1f} % at the end"
-        )
-        found.append(f"- {_who(line)}: {what}")
+    for line in _in_order(store):
+        if line["failed"]:
+            found.append(f"- {_who(line)}: {line['failed']}")
+        elif collapsed(line):
+            seen = [value for value in line["test_accuracy"] if value is not None]
+            low = [value is None or value < max(seen) / 2 for value in line["test_accuracy"]]
+            since = len(low) - next((i for i, one in enumerate(reversed(low)) if not one), len(low)) + 1
+            what = f"below half of its best ({100 * max(seen):.1f} %) from round {since} on"
+            found.append(f"- {_who(line)}: {what}, {100 * seen[-1]:.1f} % at the end")
     return "\n".join(found) or "- none so far"
 
 
 def dips(store: Store) -> str:
-    """The runs that fell late and did not stay there: from what, to what, when, and where they ended."""
+    """The other runs that fell late: from what, to what, when, and where they ended."""
     found = []
-    for line in store.lines:
-        seen = [(number, value) for number, value in enumerate(line["test_accuracy"], 1) if value is not None]
-        best, worst = 0.0, (DIP, 0, 0.0)  # the part that is left of the best so far, the round, that best
-        for number, value in seen:
-            if number > SETTLED and value < worst[0] * best:
-                worst = value / best, number, best
-            best = max(best, value)
-        left, at, of = worst
-        if at and not collapsed(line):
-            fall = f"from {100 * of:.1f} to {100 * left * of:.1f} % by round {at}"
-            found.append(f"- {_who(line)}: {fall}, {100 * seen[-1][1]:.1f} % at the end")
+    for line in _in_order(store):
+        fall = None if line["failed"] or collapsed(line) else _deepest(line["test_accuracy"])
+        if fall is not None:
+            at, best, value = fall
+            last = [one for one in line["test_accuracy"] if one is not None][-1]
+            what = f"from {100 * best:.1f} to {100 * value:.1f} % by round {at}, {100 * last:.1f} % at the end"
+            found.append(f"- {_who(line)}: {what}")
     return "\n".join(found) or "- none so far"
+
+
+def _deepest(series: Sequence[float | None]) -> tuple[int, float, float] | None:
+    """The largest fall after round `SETTLED` to below `DIP` of the best so far: its round, that best, the value."""
+    best, found = 0.0, None
+    for number, value in enumerate(series, 1):
+        if value is None:
+            continue
+        far = found is None or best - value > found[1] - found[2]
+        if number > SETTLED and value < DIP * best and far:
+            found = number, best, value
+        best = max(best, value)
+    return found
+
+
+def _in_order(store: Store) -> list[Line]:
+    return sorted(store.lines, key=lambda line: (line["experiment"], line["cell"], line["label"], line["seed"]))
 
 
 def _who(line: Line) -> str:
@@ -82,8 +97,17 @@ def _chosen(choices: Choices, scope: str, method: str) -> str:
     found = choices.lines.get((scope, method))
     if found is None:
         return NOT_RUN
-    best = max(trial["validation"] for trial in found["trials"] if trial["rounds"] == found["rounds"])
+    last = sorted(trial["validation"] for trial in found["trials"] if trial["rounds"] == found["rounds"])
+    best = last[-1]
+    note = f", next {100 * last[-2]:.1f}" if len(last) > 1 else ""
     earlier = any(trial["setting"] not in grid(method) for trial in found["trials"])
     rounds = ", ".join(str(one) for one in sorted({trial["rounds"] for trial in found["trials"]}))
-    note = f", of an earlier grid, {rounds} rounds" if earlier else ""
-    return ", ".join(f"{name} {value:g}" for name, value in found["setting"].items()) + f" ({100 * best:.1f} %{note})"
+    note += f", of an earlier grid, {rounds} rounds" if earlier else ""
+    shown = [f"{name} {value:g}{_edge(found['trials'], name, value)}" for name, value in found["setting"].items()]
+    return ", ".join(shown) + f" ({100 * best:.1f} %{note})"
+
+
+def _edge(trials: list[dict[str, Any]], axis: str, value: float) -> str:
+    """A star on the smallest and the largest of three or more values that were tried: what is beyond may be better."""
+    tried = {trial["setting"].get(axis, value) for trial in trials}
+    return "\\*" if len(tried) > 2 and value in (min(tried), max(tried)) else ""

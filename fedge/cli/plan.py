@@ -7,25 +7,25 @@ from statistics import mean
 from typing import Any
 
 from fedge.cli.text import duration
-from fedge.reproduce import Choices, Job
+from fedge.reproduce import Campaign, Choices, Job
 from fedge.reproduce.places import TUNE
 from fedge.reproduce.store import Line, Store
 from fedge.reproduce.tables import step_of
 from fedge.reproduce.tuning import grid, scope
 
 
-def runs(jobs: Iterable[Job], store: Store) -> Iterator[str]:
+def runs(jobs: Iterable[Job], campaign: Campaign) -> Iterator[str]:
     """A line a run."""
     for job in jobs:
-        step = step_of(job.config["algorithm"])
-        yield f"{_state(store.find(job.key) is not None)} {job}, {step}, {job.rounds} rounds"
+        state = _state(campaign.store.find(job.key) is not None, campaign.is_begun(job))
+        yield f"{state} {job}, {step_of(job.config['algorithm'])}, {_rounds(job)}"
 
 
 def tunings(jobs: Iterable[Job], chosen: Choices) -> Iterator[str]:
     """A line a method that is tuned."""
     for job in jobs:
         known = chosen.lines.get((scope(job.cell), job.method), {})
-        what = f"{TUNE} {scope(job.cell)}, {job.method}, {len(grid(job.method))} settings, {job.rounds} rounds"
+        what = f"{TUNE} {scope(job.cell)}, {job.method}, {len(grid(job.method))} settings, {_rounds(job)}"
         yield f"{_state(known.get('rounds', 0) >= job.rounds)} {what}"
 
 
@@ -51,6 +51,10 @@ def summary(jobs: list[Job], store: Store, hardware: str, engine: dict[str, Any]
     return f"{text}; on this machine ({hardware}) other seeds of {of} took about {duration(sum(known))} in all"
 
 
+def _rounds(job: Job) -> str:
+    return "1 round" if job.rounds == 1 else f"{job.rounds} rounds"
+
+
 def _but_for_the_seed(job: Job) -> tuple[str, str, str]:
     return job.experiment, job.cell, job.label
 
@@ -64,5 +68,5 @@ def _seconds(line: Line) -> float:
     return float(line["seconds"] / line.get("at_a_time", 1))
 
 
-def _state(is_done: bool) -> str:
-    return f"{'done' if is_done else 'to do':6}"
+def _state(is_done: bool, is_begun: bool = False) -> str:
+    return f"{'done' if is_done else 'begun' if is_begun else 'to do':6}"

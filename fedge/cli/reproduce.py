@@ -39,6 +39,7 @@ from fedge.run import Record
 
 ALSO = {name: short for short, name in SHORT.items()}  # `fashion_mnist` for `fmnist`
 MORE = 3  # the exit code when the time was up before all runs were done
+MINUTE = 60.0
 
 
 def reproduce(
@@ -46,7 +47,9 @@ def reproduce(
     dataset: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(DATASETS)}. Repeatable; without it {DATASETS[0]}.")
     ] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Only this one, such as FedOVA. Repeatable.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this one and its variants, such as FedOVA. Repeatable.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Instead of those of the files.", show_default=False)
@@ -132,7 +135,7 @@ class _Work:
                 if name == TUNE:
                     lines = plans.tunings(wanted, Choices([self.campaign.out / TRIALS]))
                 else:
-                    lines = plans.runs(wanted, self.campaign.store)
+                    lines = plans.runs(wanted, self.campaign)
                     every += wanted
                     if not wanted:
                         self._nothing(name, dataset)
@@ -144,7 +147,7 @@ class _Work:
 
     def _nothing(self, name: str, dataset: str) -> None:
         what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
-        say(self.console, f"{name}: the paper has nothing on {what}")
+        say(self.console, f"{name}: the paper's table has nothing on {what}")
 
     def all(self, names: list[str], deadline: float | None, processes: int = 1) -> int:
         """Runs everything, tuning first; returns the exit code."""
@@ -164,6 +167,7 @@ class _Work:
                 return INTERRUPTED
             else:
                 return 0
+        self._write_some(names)
         say(self.console, f"Stopped: {self._so_far(names)}the same command goes on from here.")
         if processes == 1 and not tell.rounds and not interrupt.wanted():
             say(self.console, "No round was done in this time: give it more --minutes.")
@@ -220,16 +224,30 @@ class _Work:
                 say(self.console, f"{method} was not tuned on {dataset}: the values of the files are used")
             self._said.add((dataset, method))
 
-    def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:
-        store, out = self.campaign.store, self.campaign.out
+    def _write_some(self, names: list[str]) -> None:
+        """The tables that have a result, as far as they are, to files alone: who stops wants an end."""
+        for dataset, name in product(self.datasets, [name for name in names if name != TUNE]):
+            wanted = self.jobs(name, dataset)
+            if any(self.campaign.store.find(job.key) for job in wanted):
+                page, _ = self._write(name, dataset, wanted)
+                say(self.console, f"Table so far   {page}")
+
+    def _write(self, name: str, dataset: str, wanted: list[Job]) -> tuple[Path, str]:
+        """The table and the claims to a file, with what they were measured with."""
+        store = self.campaign.store
         cut = "".join(dict.fromkeys(f", {job.cut}" for job in wanted if job.cut))
         title = f"{paper()['titles'][name]}, {paper()['datasets'][dataset]}{cut}"
-        lines = [f"# {title}", table(wanted, store), *(f"- {line}" for line in claims(wanted, store))]
-        page = out / f"{name}-{dataset}.md"
-        page.write_text("\n\n".join([*lines[:2], "\n".join(lines[2:]), details(wanted, store)]) + "\n", "utf-8")
-        self.console.print(Markdown("\n\n".join([*lines[:2], "\n".join(lines[2:])])))
+        said = "\n".join(f"- {line}" for line in claims(wanted, store))
+        text = "\n\n".join([f"# {title}", table(wanted, store), said])
+        page = self.campaign.out / f"{name}-{dataset}.md"
+        page.write_text(f"{text}\n\n{details(wanted, store)}\n", "utf-8")
+        return page, text
+
+    def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:
+        page, text = self._write(name, dataset, wanted)
+        self.console.print(Markdown(text))
         say(self.console, f"Table    {page}")
-        picture = draw(wanted, store, out / f"{name}-{dataset}.png")
+        picture = draw(wanted, self.campaign.store, page.with_suffix(".png"))
         say(self.console, f"Figure   {picture or 'needs matplotlib: pip install fedge[report]'}")
 
 
@@ -238,16 +256,23 @@ def _stop(interrupt: Interrupt, deadline: float | None) -> Callable[[], bool]:
 
 
 class _Say(Tell):
-    """A line a run, and in a terminal the round it is at."""
+    """A line a run, and the round it is at: in a terminal always, elsewhere a line a minute."""
 
     def __init__(self, console: Console, status: Status) -> None:
         self._console, self._status = console, status
         self._seen: set[str] = set()
         self.rounds = 0  # since the command began
         self._left = self._processes = 0
+        self._spoke = time.perf_counter()
 
     def begin(self, job: Job) -> None:
-        self._status.update(f"{job}: starting")
+        self._now(f"{job}: starting", always=True)
+
+    def _now(self, what: str, always: bool = False) -> None:
+        self._status.update(what)
+        if not self._console.is_terminal and (always or time.perf_counter() > self._spoke + MINUTE):
+            self._spoke = time.perf_counter()
+            say(self._console, what)
 
     def round(self, job: Job, record: Record) -> None:
         if job.key not in self._seen and record["round"] > 1:
@@ -256,7 +281,7 @@ class _Say(Tell):
         self.rounds += 1
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", {percent(accuracy)} %"
-        self._status.update(f"{job}: round {record['round']} of {job.rounds}{shown}")
+        self._now(f"{job}: round {record['round']} of {job.rounds}{shown}")
 
     def several(self, units: int, processes: int) -> None:
         self._left, self._processes = units, processes

@@ -30,6 +30,11 @@ def locate(name: str, path: Path | str | None, markers: Sequence[str], system: S
         raise DataError(f"there is no {given}: give the file or folder of a local copy of {name}")
     if given is not None and given.is_file():
         return _the_file(name, given, markers)
+    if given is None and os.environ.get(VARIABLE) and not home().is_dir():
+        raise DataError(
+            f"{VARIABLE} is {home()}, which is no folder: fill it with `fedge data get {name}`, "
+            "name the folder with your copies, or unset it"
+        )
     roots = [given] if given is not None else [home(), *map(Path, system)]
     for base in _bases(name, roots):
         for marker in markers:

@@ -23,7 +23,7 @@ from fedge.handle.chain import Layer
 from fedge.handle.tape import Tape
 from fedge.keys import fold_tensor, keep_mask
 
-TERMS = 128  # examples
+TERMS = 128  # examples: compiled, 100 terms cost twice the time of 15 and 600 eight times
 
 
 class StackedTape(Tape):

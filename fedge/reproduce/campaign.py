@@ -77,7 +77,7 @@ class Campaign:
         if self.stop():
             raise Stopped
         self.tell.begin(job)
-        place = self.out / "runs" / (folder or job.key)
+        place = self._place(folder or job.key)
         try:
             line = self._line(job, *self._train(job, place))
         finally:
@@ -87,6 +87,12 @@ class Campaign:
             shutil.rmtree(place, ignore_errors=True)
         self.tell.end(job, line, new=True)
         return line
+
+    def is_begun(self, job: Job) -> bool:
+        return self._place(job.key).is_dir()
+
+    def _place(self, folder: str) -> Path:
+        return self.out / "runs" / folder
 
     def _train(self, job: Job, place: Path) -> tuple[Run[Any] | None, str | None]:
         """The finished run, or why there is none."""

@@ -15,7 +15,7 @@ from fedge.reproduce.store import Store
 from fedge.reproduce.tables import Cell, cells, step_of, title
 
 SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
-TEST_ACCURACY = ("noniid", "sharing", "clients", "clipped")  # the tables in which the paper states it
+TEST_ACCURACY = ("noniid", "sharing", "clients")  # the tables in which the paper states it
 FEW = 20  # rounds, up to which each has a mark
 CHARACTERS = 13  # of the title to an inch
 

@@ -161,6 +161,14 @@ def of_file(
     ]
 
 
+def with_setting(job: Job, setting: Setting) -> Job:
+    """The same run with another step size and the like."""
+    config = copy.deepcopy(job.config)
+    inner = innermost(config["algorithm"])
+    inner.update({name: type(inner[name])(value) for name, value in setting.items()})  # 1 as 1.0: keys are of text
+    return replace(job, config=config)
+
+
 def as_before(algorithm: Table) -> Table:
     """An algorithm, and those inside it, without later fields that do nothing: its runs keep their names."""
     inner = {"inner": as_before(algorithm["inner"])} if isinstance(algorithm.get("inner"), dict) else {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import mean
 
 from fedge.experiment.fields import Table
-from fedge.reproduce.jobs import Job, innermost
+from fedge.reproduce.jobs import Job, innermost, with_setting
 from fedge.reproduce.store import Line, Store
 from fedge.reproduce.tables import NOT_RUN, NOTHING, Cell, cells, is_good, markdown, spread, step_of
+from fedge.reproduce.tuning import grid
+
+SEEN = 0.05  # MB
 
 
 def details(jobs: Sequence[Job], store: Store) -> str:
@@ -27,35 +31,61 @@ def _measured(cell: Cell, label: str, setting: str, lines: Sequence[Line]) -> li
     head = [cell.job.cell, label, setting, str(cell.job.rounds)]
     if not lines:
         return [*head, NOTHING, NOTHING, NOTHING, NOT_RUN]
-    lost = ", ".join(str(line.get("dropped", 0)) for line in lines)
-    where = "; ".join(dict.fromkeys(f"{line['hardware']}, {line['engine']['precision']}" for line in lines))
-    return [*head, _moved(lines), lost, spread([line["seconds_a_round"] for line in lines], 3), where]
+    where = "; ".join(dict.fromkeys(map(_machine, lines)))
+    return [*head, _moved(lines), _dropped(lines), spread([line["seconds_a_round"] for line in lines], 3), where]
 
 
 def _moved(lines: Sequence[Line]) -> str:
-    """Megabytes a round, both ways."""
+    """Megabytes a round, both ways; and, if they can be seen, those before the first round."""
     found = [(line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in lines]
-    return spread([one / 1e6 for one in found], 1)
+    first = mean(line["setup_bytes"] for line in lines) / 1e6
+    return spread([one / 1e6 for one in found], 1) + (f", once {first:.1f}" if first >= SEEN else "")
+
+
+def _dropped(lines: Iterable[Line]) -> str:
+    return ", ".join(str(line.get("dropped", 0)) for line in lines)
+
+
+def _machine(line: Line) -> str:
+    compiled = ", compiled" if line["engine"].get("compile") else ""
+    return f"{line['hardware']}, {line['engine']['precision']}{compiled}"
 
 
 def others(jobs: Sequence[Job], store: Store) -> str:
-    """What was run in the same cells with settings that are not used now, seed by seed; empty if there is nothing."""
-    used = {job.key for job in jobs}
-    places = {(job.experiment, job.cell, job.label) for job in jobs}
-    found: dict[tuple[str, str, str], list[Line]] = {}
-    for line in store.lines:
-        if line["key"] not in used and (line["experiment"], line["cell"], line["label"]) in places:
-            name = line["cell"], line["label"], described(line["config"]["algorithm"])
-            found.setdefault(name, []).append(line)
-    rows = []
-    for name, lines in sorted(found.items()):
-        lines.sort(key=lambda line: line["seed"])
-        rows.append([*name, ", ".join(map(_final, lines)), ", ".join(str(line.get("dropped", 0)) for line in lines)])
+    """The same runs with other settings of the grid, seed by seed; empty if there are none."""
+    rows = [
+        [*name, "; ".join(f"{seed}: {_final(line)}" for seed, line in lines.items()), _dropped(lines.values())]
+        for name, lines in _otherwise(jobs, store).items()
+    ]
     return markdown(["cell", "method", "setting", "test, %, seed by seed", "dropped"], rows) if rows else ""
 
 
+def better(jobs: Sequence[Job], store: Store) -> list[str]:
+    """Which of the others have all seeds, none of which diverged, and a better mean than what is used."""
+    used, found = cells(jobs, store), []
+    for (name, label, _), lines in _otherwise(jobs, store).items():
+        cell, finals = used[label][name], [100 * line["final_accuracy"] for line in lines.values() if is_good(line)]
+        if cell.final is not None and len(finals) == len(cell.jobs) and mean(finals) > cell.final:
+            step = step_of(next(iter(lines.values()))["config"]["algorithm"])
+            found.append(f"{name}, {label}, {step}: {spread(finals, 1)} %, not {cell.final:.1f}")
+    return found
+
+
+def _otherwise(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, str], dict[int, Line]]:
+    """Cell, method and a setting that is not used now -> what there is with it, by seed."""
+    found: dict[tuple[str, str, str], dict[int, Line]] = {}
+    for job in jobs:
+        for setting in grid(job.method):
+            other = with_setting(job, setting)
+            if other.key != job.key and (line := store.find(other.key)) is not None:
+                name = job.cell, job.label, described(other.config["algorithm"])
+                found.setdefault(name, {})[job.seed] = line
+    return found
+
+
 def _final(line: Line) -> str:
-    final = NOTHING if line["final_accuracy"] is None else f"{100 * line['final_accuracy']:.1f}"
+    value = line.get("final_accuracy")  # a run that failed has none
+    final = NOTHING if value is None else f"{100 * value:.1f}"
     return final if is_good(line) else f"{final} (diverged)"
 
 

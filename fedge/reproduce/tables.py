@@ -135,11 +135,12 @@ def table(jobs: Sequence[Job], store: Store) -> str:
     if jobs[0].experiment in FIGURES:
         return _figure(found, jobs[0].dataset)
     names = list(dict.fromkeys(job.cell for job in jobs))
-    heads = [f"{title(name)}: {side}" for name in names for side in ("paper", "ours")]
+    both = any(cell.paper is not None for row in found.values() for cell in row.values())
+    heads = [f"{title(name)}: {side}" for name in names for side in ("paper", "ours")[not both :]]
     rows = []
     for label, row in found.items():
         sides = [(_stated(row[name].paper), row[name].text()) if name in row else (NOTHING, NOTHING) for name in names]
-        rows.append([label, *(side for pair in sides for side in pair)])
+        rows.append([label, *(side for pair in sides for side in pair[not both :])])
     return markdown(["test accuracy, %", *heads], rows)
 
 
