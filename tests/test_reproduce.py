@@ -572,6 +572,13 @@ def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_pat
     assert shown[-2].endswith(f"| {NOT_RUN} |") or NOT_RUN in shown[-2]
 
 
+def test_a_table_of_which_the_paper_states_nothing_has_no_column_for_it(tmp_path: Path) -> None:
+    wanted = jobs("clipped", "fmnist", [0])
+    lines = table(wanted, Store(tmp_path / "x.jsonl")).splitlines()
+    assert lines[0] == "| test accuracy, % | l = 2: ours | l = 3: ours | l = 5: ours |"
+    assert lines[-1] == "| Clipped FedOVA | not run | not run | not run |"
+
+
 def test_the_table_of_optimisers_has_rounds_to_targets(tiny: Path, tmp_path: Path) -> None:
     store, wanted = Store(tmp_path / "x.jsonl"), jobs("optimisers", "fmnist", [0, 1])
     for job in wanted:

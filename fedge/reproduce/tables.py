@@ -135,12 +135,13 @@ def table(jobs: Sequence[Job], store: Store) -> str:
     if jobs[0].experiment in FIGURES:
         return _figure(found, jobs[0].dataset)
     names = list(dict.fromkeys(job.cell for job in jobs))
-    both = any(cell.paper is not None for row in found.values() for cell in row.values())
-    heads = [f"{title(name)}: {side}" for name in names for side in ("paper", "ours")[not both :]]
+    known = any(cell.paper is not None for row in found.values() for cell in row.values())
+    shown = slice(0 if known else 1, 2)  # of the paper's side and ours
+    heads = [f"{title(name)}: {side}" for name in names for side in ("paper", "ours")[shown]]
     rows = []
     for label, row in found.items():
         sides = [(_stated(row[name].paper), row[name].text()) if name in row else (NOTHING, NOTHING) for name in names]
-        rows.append([label, *(side for pair in sides for side in pair[not both :])])
+        rows.append([label, *(side for pair in sides for side in pair[shown])])
     return markdown(["test accuracy, %", *heads], rows)
 
 
