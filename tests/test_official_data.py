@@ -186,7 +186,10 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 def test_a_folder_that_is_not_there_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever names a folder does not want the system's copy instead."""
     monkeypatch.setenv("FEDGE_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"FEDGE_DATA is .*nowhere, which is no folder: .*name the folder"):
+    with pytest.raises(DataError, match=r"FEDGE_DATA is .*nowhere, which is no folder: fill it .*name the folder"):
+        fedge.data.load("fashion_mnist")
+    (tmp_path / "nowhere").write_text("a file")
+    with pytest.raises(DataError, match=r"FEDGE_DATA is .*nowhere, which is no folder: name the folder"):
         fedge.data.load("fashion_mnist")
 
 

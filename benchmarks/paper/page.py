@@ -12,7 +12,7 @@ from fedge.reproduce.campaign import RESULTS
 from fedge.reproduce.claims import claims
 from fedge.reproduce.figures import draw
 from fedge.reproduce.places import BEYOND, paper
-from fedge.reproduce.tables import NOT_RUN, cells, markdown, table, title
+from fedge.reproduce.tables import NOT_RUN, cells, markdown, step_of, table, title
 from fedge.reproduce.tuning import TRIALS
 
 from .tuned import dips, falls, leaders, tuning
@@ -37,7 +37,7 @@ Rounds to a target are means over the seeds that reach it in the tables, and med
 which a seed that never does counts as late. A cell is *still rising* if its last 20 rounds are on average more than
 half a point above the 20 before. *Dropped* are uploads that were not finite and so left out of a mean, seed by seed.
 *MB a round* are both ways; what is sent before the first round, such as shared data, is beside them as *once*.
-Up to twelve runs shared the GPU at a time, and not equally many for all: for the seconds of a round alone see
+Several runs shared the GPU at a time, and not equally many for all: for the seconds of a round alone see
 [benchmarks/speed](../benchmarks/speed/README.md).
 
 **So far**: {state} of the paper's tables and figures.
@@ -79,7 +79,7 @@ A setting with which a run of any seed diverges gives way to the next best: too 
 in 100 rounds or more, its last accuracy is below half of its best. (Some dropped uploads alone are no divergence.) That
 is the one decision in which the test set has a say. The table below has what was chosen first, those above what was
 used. (With a star: the smallest or the largest of the grid, so what lies beyond may be better; of two values either
-is.) These runs fell:
+is.) These runs fell (trials of the tuning apart):
 
 {falls}
 
@@ -177,9 +177,26 @@ def section(name: str, groups: list[list[Job]], store: Store) -> str:
             parts += [f"![{paper()['titles'][name]}, {title}]({image(runs)})", measured.details(runs, store)]
         if rest := measured.others(runs, store):
             parts += [OTHERS, rest]
-        if found := measured.better(runs, store):
-            parts.append(f"Better on the test set than what was chosen: {'; '.join(found)}.")
+        parts += _if_better(runs, store)
     return "\n\n".join(parts)
+
+
+def _if_better(runs: list[Job], store: Store) -> list[str]:
+    """Which settings would have been better on the test set, and what would be said with them."""
+    better = measured.better(runs, store)
+    if better == runs:
+        return []
+    claimed = {claim.said for claim in claims(runs, store)}
+    said = [claim.said for claim in claims(better, store) if claim.said not in claimed]
+    found = dict.fromkeys(
+        f"{new.cell}, {new.label}, {step_of(new.config['algorithm'])}"
+        for old, new in zip(runs, better, strict=True)
+        if new.key != old.key
+    )
+    intro = (
+        f"Better on the test set than what was chosen, which is why it is not what counts: {'; '.join(found)}. With it:"
+    )
+    return [intro, "\n".join(f"- {line}" for line in said)]
 
 
 def summary(store: Store, choices: Choices) -> str:

@@ -16,6 +16,7 @@ from fedge.cli.text import examples
 from fedge.data import DataError
 from fedge.data.catalogue import LOADERS, entry
 from fedge.data.keep import get as get_data
+from fedge.data.places import misnamed
 
 Source = Annotated[Path | None, typer.Option("--from", metavar="PATH", help="A local copy: a file or a folder.")]
 INCLUDED = "part of the library"
@@ -29,6 +30,8 @@ def list_() -> None:
     wide = max(map(len, LOADERS)) + 2
     for name, one in LOADERS.items():
         say(Console(), f"{name:{wide}}{one.about} ({one.licence})\n{'':{wide}}{_where(name)}")
+    if wrong := misnamed():
+        say(Console(), wrong)
 
 
 def _where(name: str) -> str:
@@ -69,6 +72,9 @@ def check(
             _known(name)
         if source is not None and len(names or []) != 1:
             raise DataError("--from is for one data set: name it")
+    with one_line():
+        if not names and (wrong := misnamed()):
+            raise DataError(wrong)
     here = [name for name in LOADERS if not _where(name).startswith("not here")]
     bad = [name for name in names or here if not _is_good(name, source)]
     if bad:

@@ -19,6 +19,14 @@ def home() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fedge"
 
 
+def misnamed() -> str:
+    """What is wrong with FEDGE_DATA, if something is."""
+    if not os.environ.get(VARIABLE) or home().is_dir():
+        return ""
+    fill = "" if home().exists() else "fill it with `fedge data get NAME`, "
+    return f"{VARIABLE} is {home()}, which is no folder: {fill}name the folder with your copies, or unset it"
+
+
 def locate(name: str, path: Path | str | None, markers: Sequence[str], system: Sequence[str] = ()) -> Path:
     """The first of the marker files that there is; a path that was given is the only place that is looked at.
 
@@ -30,11 +38,8 @@ def locate(name: str, path: Path | str | None, markers: Sequence[str], system: S
         raise DataError(f"there is no {given}: give the file or folder of a local copy of {name}")
     if given is not None and given.is_file():
         return _the_file(name, given, markers)
-    if given is None and os.environ.get(VARIABLE) and not home().is_dir():
-        raise DataError(
-            f"{VARIABLE} is {home()}, which is no folder: fill it with `fedge data get {name}`, "
-            "name the folder with your copies, or unset it"
-        )
+    if given is None and (wrong := misnamed()):
+        raise DataError(wrong)
     roots = [given] if given is not None else [home(), *map(Path, system)]
     for base in _bases(name, roots):
         for marker in markers:

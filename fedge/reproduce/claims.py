@@ -131,8 +131,8 @@ def _influence(found: dict[str, dict[str, Cell]]) -> Iterator[Claim]:
         return
     gains, cell = (many - few, many_base - few_base), ours[0].job.cell
     near = _within(gains[0] - gains[1], *ends) + _rising(*ends)
-    said = f"{cell}: fewer labels cost {OURS} less than {BASE}: from {cell} to {ours[-1].job.cell} "
-    yield _line(f"{said}they gain {gains[0]:.1f} and {gains[1]:.1f} points{near}", gains[0] < gains[1], *ends)
+    said = f"{cell}: fewer labels cost {OURS} less than {BASE}: up to {ours[-1].job.cell}, {OURS} gains {gains[0]:.1f} "
+    yield _line(f"{said}and {BASE} {gains[1]:.1f} points{near}", gains[0] < gains[1], *ends)
 
 
 def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[Claim]:

@@ -164,8 +164,7 @@ def of_file(
 def with_setting(job: Job, setting: Setting) -> Job:
     """The same run with another step size and the like."""
     config = copy.deepcopy(job.config)
-    inner = innermost(config["algorithm"])
-    inner.update({name: type(inner[name])(value) for name, value in setting.items()})  # 1 as 1.0: keys are of text
+    innermost(config["algorithm"]).update(setting)
     return replace(job, config=config)
 
 

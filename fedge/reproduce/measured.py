@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 
 from fedge.experiment.fields import Table
-from fedge.reproduce.jobs import Job, innermost, with_setting
+from fedge.reproduce.jobs import Job, Setting, innermost, with_setting
 from fedge.reproduce.store import Line, Store
 from fedge.reproduce.tables import NOT_RUN, NOTHING, Cell, cells, is_good, markdown, spread, step_of
 from fedge.reproduce.tuning import grid
@@ -60,15 +60,18 @@ def others(jobs: Sequence[Job], store: Store) -> str:
     return markdown(["cell", "method", "setting", "test, %, seed by seed", "dropped"], rows) if rows else ""
 
 
-def better(jobs: Sequence[Job], store: Store) -> list[str]:
-    """Which of the others have all seeds, none of which diverged, and a better mean than what is used."""
-    used, found = cells(jobs, store), []
+def better(jobs: Sequence[Job], store: Store) -> list[Job]:
+    """The same jobs; where another setting has all seeds, none diverged, and a better mean, with the best such one."""
+    used, best = cells(jobs, store), dict[tuple[str, str], tuple[float, Setting]]()
     for (name, label, _), lines in _otherwise(jobs, store).items():
         cell, finals = used[label][name], [100 * line["final_accuracy"] for line in lines.values() if is_good(line)]
-        if cell.final is not None and len(finals) == len(cell.jobs) and mean(finals) > cell.final:
-            step = step_of(next(iter(lines.values()))["config"]["algorithm"])
-            found.append(f"{name}, {label}, {step}: {spread(finals, 1)} %, not {cell.final:.1f}")
-    return found
+        if cell.final is None or len(finals) < len(cell.jobs):
+            continue
+        inner = innermost(next(iter(lines.values()))["config"]["algorithm"])
+        setting = {axis: inner[axis] for axis in grid(cell.job.method)[0]}
+        if mean(finals) > best.get((name, label), (cell.final, {}))[0]:
+            best[name, label] = mean(finals), setting
+    return [with_setting(job, best.get((job.cell, job.label), (0.0, {}))[1]) for job in jobs]
 
 
 def _otherwise(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, str], dict[int, Line]]:
