@@ -666,7 +666,7 @@ def test_settings_that_are_not_used_any_more_are_shown_seed_by_seed(tmp_path: Pa
     best = [innermost(job.config["algorithm"])["lr"] for job in measured.better(now, store)]
     assert best == [0.05 if job.label == "FedAvg" else 0.2 for job in now]
     assert page._if_better(now, store) == [
-        "Better on the test set than what was chosen, which is why it is not what counts: fmnist-l2, FedAvg, lr 0.05; "
+        "Better on the test set than what was chosen, as is seen only afterwards: fmnist-l2, FedAvg, lr 0.05; "
         "fmnist-l3, FedAvg, lr 0.05; fmnist-l5, FedAvg, lr 0.05. With it:",
         "\n".join(f"- fmnist-l{n}: FedOVA above our FedAvg: 70.00 and 72.00 %, does not hold" for n in (2, 3, 5)),
     ]

@@ -193,9 +193,7 @@ def _if_better(runs: list[Job], store: Store) -> list[str]:
         for old, new in zip(runs, better, strict=True)
         if new.key != old.key
     )
-    intro = (
-        f"Better on the test set than what was chosen, which is why it is not what counts: {'; '.join(found)}. With it:"
-    )
+    intro = f"Better on the test set than what was chosen, as is seen only afterwards: {'; '.join(found)}. With it:"
     return [intro, "\n".join(f"- {line}" for line in said)]
 
 
