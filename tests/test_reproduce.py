@@ -22,7 +22,7 @@ from benchmarks.paper import page
 from benchmarks.paper.tuned import dips, falls, tuning
 from benchmarks.readme import with_part
 from fedge.cli.app import app
-from fedge.cli.reproduce import _outcome
+from fedge.cli.telling import outcome
 from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.setup import load_data
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, Store, jobs, measured, places, tune
@@ -501,8 +501,8 @@ def test_no_claim_rests_on_a_run_that_collapsed(tiny: Path, tmp_path: Path) -> N
 def test_a_run_that_collapsed_is_said_so() -> None:
     line = {"rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9, "seconds_a_round": 1.0}
     fell = {**line, "test_accuracy": [0.9, 0.1]}
-    assert _outcome(fell) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"
-    assert "collapsed" not in _outcome({**line, "test_accuracy": [0.9, 0.8]})
+    assert outcome(fell) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"
+    assert "collapsed" not in outcome({**line, "test_accuracy": [0.9, 0.8]})
 
 
 def test_one_method_alone(tiny: Path, tmp_path: Path) -> None:
@@ -957,7 +957,7 @@ def test_outside_a_terminal_it_says_what_it_is_at(tiny: Path, tmp_path: Path, mo
     assert text.count("noniid fmnist-l2, FedAvg, seed 0: starting") == 1
     assert "round 1 of 4" not in text, "a line a minute"
     clock = iter(range(0, 10**6, 25))  # a look at it is 25 s later than the one before
-    monkeypatch.setattr("fedge.cli.reproduce.time", Namespace(perf_counter=lambda: next(clock), monotonic=lambda: 0.0))
+    monkeypatch.setattr("fedge.cli.telling.time", Namespace(perf_counter=lambda: next(clock)))
     _, text = invoke(*options, str(tmp_path / "b"))
     assert 0 < text.count(" of 4, ") < 4
 

@@ -152,8 +152,8 @@ def verdicts(every: list[list[Job]], store: Store) -> str:
     found = {}
     for group in every:
         for claim in claims(group, store):
-            found[group[0].dataset, claim.said.split(": ", 1)[1]] = claim.holds  # some are made by two tables
-    counts, near = Counter(found.values()), sum("of the seeds," in said or "overlap" in said for _, said in found)
+            found[group[0].dataset, claim.said.split(": ", 1)[1]] = claim  # some are made by two tables
+    counts, near = Counter(claim.holds for claim in found.values()), sum(claim.is_near for claim in found.values())
     return (
         f"Of {counts.total()} claims that there are runs for, repeated ones counted once and those beyond the paper "
         f"not, {counts[True]} hold, {counts[False]} do not,\n{counts[None]} cannot be judged; they are listed under "

@@ -72,7 +72,6 @@ def check(
             _known(name)
         if source is not None and len(names or []) != 1:
             raise DataError("--from is for one data set: name it")
-    with one_line():
         if not names and (wrong := misnamed()):
             raise DataError(wrong)
     here = [name for name in LOADERS if not _where(name).startswith("not here")]

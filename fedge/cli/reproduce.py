@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.status import Status
 
 from fedge.cli import plan as plans
 from fedge.cli.errors import INTERRUPTED, one_line
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display
 from fedge.cli.run import say
-from fedge.cli.text import pace, percent
+from fedge.cli.telling import Say
 from fedge.data.catalogue import SHORT
 from fedge.engine.local import check_precision
 from fedge.engine.simulator import check_compile
@@ -31,15 +30,12 @@ from fedge.reproduce.figures import draw
 from fedge.reproduce.hardware import hardware
 from fedge.reproduce.measured import details
 from fedge.reproduce.places import TUNE, check, paper, root
-from fedge.reproduce.pool import Tuning, Unit, together
-from fedge.reproduce.store import Line, collapsed
+from fedge.reproduce.pool import Tuning, together
 from fedge.reproduce.tables import table
 from fedge.reproduce.tuning import SEED, TRIALS, methods
-from fedge.run import Record
 
 ALSO = {name: short for short, name in SHORT.items()}  # `fashion_mnist` for `fmnist`
 MORE = 3  # the exit code when the time was up before all runs were done
-MINUTE = 60.0
 
 
 def reproduce(
@@ -127,6 +123,12 @@ class _Work:
         found = jobs(name, dataset, seeds, self.rounds, ranked, diverged)
         return [job for job in found if job.method in self.methods]
 
+    def _groups(self, names: list[str]) -> Iterator[tuple[str, str, list[Job]]]:
+        """The runs of every table: its name, its data set, its jobs; of tuning, one trial follows from another."""
+        for dataset, name in product(self.datasets, names):
+            if name != TUNE:
+                yield name, dataset, self.jobs(name, dataset)
+
     def plan(self, names: list[str]) -> None:
         every: list[Job] = []
         for name in names:
@@ -154,7 +156,7 @@ class _Work:
         names = sorted(names, key=lambda name: name != TUNE)
         with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
             self.campaign.stop = _stop(interrupt, deadline)
-            self.campaign.tell = tell = _Say(self.console, status)
+            self.campaign.tell = tell = Say(self.console, status)
             try:
                 if processes > 1:
                     self._together(names, processes, tell)
@@ -175,19 +177,17 @@ class _Work:
 
     def _so_far(self, names: list[str]) -> str:
         """How far the runs are; of tuning nothing can be said, for one trial follows from another."""
-        names = [name for name in names if name != TUNE]
-        wanted = [job for name, dataset in product(names, self.datasets) for job in self.jobs(name, dataset)]
+        wanted = [job for _, _, group in self._groups(names) for job in group]
         return f"{plans.done(wanted, self.campaign.store)}; " if wanted else ""
 
-    def _together(self, names: list[str], processes: int, tell: _Say) -> None:
+    def _together(self, names: list[str], processes: int, tell: Say) -> None:
         """Everything in several processes; what comes after it finds all runs done, and shows them."""
         if TUNE in names:
             found = {(dataset, job.method) for dataset in self.datasets for job in self.jobs(TUNE, dataset)}
             tell.several(len(found), processes)
             together(self.campaign, [Tuning(*one, self.rounds) for one in sorted(found)], processes, tell.done)
-        names = [name for name in names if name != TUNE]
-        for dataset, name in product(self.datasets, names):
-            self._untuned(self.jobs(name, dataset))
+        for _, _, group in self._groups(names):
+            self._untuned(group)
         while wanted := self._missing(names):  # what diverged gives way to the next best setting
             tell.several(len(wanted), processes)
             together(self.campaign, wanted, processes, tell.done)
@@ -196,8 +196,8 @@ class _Work:
     def _missing(self, names: list[str]) -> list[Job]:
         """Runs that have no result yet, each once."""
         found: dict[str, Job] = {}
-        for dataset, name in product(self.datasets, names):
-            for job in self.jobs(name, dataset):
+        for _, _, group in self._groups(names):
+            for job in group:
                 found.setdefault(job.key, job)
         return [job for key, job in found.items() if self.campaign.store.find(key) is None]
 
@@ -226,8 +226,7 @@ class _Work:
 
     def _write_some(self, names: list[str]) -> None:
         """The tables that have a result, as far as they are, to files alone: who stops wants an end."""
-        for dataset, name in product(self.datasets, [name for name in names if name != TUNE]):
-            wanted = self.jobs(name, dataset)
+        for name, dataset, wanted in self._groups(names):
             if any(self.campaign.store.find(job.key) for job in wanted):
                 page, _ = self._write(name, dataset, wanted)
                 say(self.console, f"Table so far   {page}")
@@ -253,55 +252,3 @@ class _Work:
 
 def _stop(interrupt: Interrupt, deadline: float | None) -> Callable[[], bool]:
     return lambda: interrupt.wanted() or (deadline is not None and time.monotonic() >= deadline)
-
-
-class _Say(Tell):
-    """A line a run, and the round it is at: in a terminal always, elsewhere a line a minute."""
-
-    def __init__(self, console: Console, status: Status) -> None:
-        self._console, self._status = console, status
-        self._seen: set[str] = set()
-        self.rounds = 0  # since the command began
-        self._left = self._processes = 0
-        self._spoke = time.perf_counter()
-
-    def begin(self, job: Job) -> None:
-        self._now(f"{job}: starting", always=True)
-
-    def _now(self, what: str, always: bool = False) -> None:
-        self._status.update(what)
-        if not self._console.is_terminal and (always or time.perf_counter() > self._spoke + MINUTE):
-            self._spoke = time.perf_counter()
-            say(self._console, what)
-
-    def round(self, job: Job, record: Record) -> None:
-        if job.key not in self._seen and record["round"] > 1:
-            say(self._console, f"{job}: going on after round {record['round'] - 1}")
-        self._seen.add(job.key)
-        self.rounds += 1
-        accuracy = record.get("test_accuracy")
-        shown = "" if accuracy is None else f", {percent(accuracy)} %"
-        self._now(f"{job}: round {record['round']} of {job.rounds}{shown}")
-
-    def several(self, units: int, processes: int) -> None:
-        self._left, self._processes = units, processes
-        self._status.update(f"{units} to do, {min(units, processes)} at a time")
-
-    def done(self, unit: Unit, line: Line | None) -> None:
-        """A process came to the end of a unit."""
-        self.several(self._left - 1, self._processes)
-        if isinstance(unit, Job) and line is not None:
-            self.end(unit, line, new=True)
-        if isinstance(unit, Tuning):
-            say(self._console, f"{unit.dataset}, {unit.method}: tuned")
-
-    def end(self, job: Job, line: Line, new: bool) -> None:
-        say(self._console, f"{job}: {_outcome(line)}{'' if new else ' (was done)'}")
-
-
-def _outcome(line: dict[str, Any]) -> str:
-    if line["failed"]:
-        return f"failed: {line['failed']}"
-    after = "a round" if line["rounds"] == 1 else f"{line['rounds']} rounds"
-    fallen = f", collapsed from {percent(line['best_accuracy'])} %" if collapsed(line) else ""
-    return f"{percent(line['final_accuracy'])} % after {after}{fallen}, {pace(line['seconds_a_round'])}"

@@ -13,6 +13,7 @@ from fedge.reproduce.store import Store
 from fedge.reproduce.tables import Cell, cells
 
 OURS, BASE, SECOND_ORDER, CLIPPED = "FedOVA", "FedAvg", "Fisher L-BFGS", "Clipped "
+WITHIN, OVERLAP = ", within two deviations of the seeds", ", the seeds overlap"
 FAR = 2.0  # points of deviation, from which on every seed is named
 SAME = 1.0  # points within which two accuracies are the same
 
@@ -22,6 +23,11 @@ class Claim(NamedTuple):
 
     said: str
     holds: bool | None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the seeds differ as much as what is compared."""
+        return WITHIN in self.said or OVERLAP in self.said
 
     def __str__(self) -> str:
         return self.said
@@ -149,7 +155,7 @@ def _fewer_than(ours: Cell, base: Cell, dataset: str) -> Iterator[Claim]:
     for part, target in paper()["targets"][dataset].items():
         pair = [one.first_rounds(f"{part}_accuracy", target) for one in (ours, base)]
         claim = f"{ours.job.cell}: {SECOND_ORDER} reaches {part} {target:g} % in fewer rounds than {base.job.label}"
-        mixed = ", the seeds overlap" if _overlap(*pair) else ""
+        mixed = OVERLAP if _overlap(*pair) else ""
         said = f"{claim}: {_rounds(pair, ' and ')}{mixed}"
         if min(map(median, pair)) == float("inf"):
             yield Claim(f"{said}, cannot be said", None)
@@ -193,7 +199,7 @@ def work(job: Job) -> float:
 def _within(difference: float, *cells: Cell) -> str:
     """Says so if a difference, in points, is no larger than two standard deviations of the seeds."""
     wide = [100 * stdev(values) for cell in cells if len(values := cell.values("final_accuracy")) > 1]
-    return ", within two deviations of the seeds" if wide and abs(difference) <= 2 * max(wide) else ""
+    return WITHIN if wide and abs(difference) <= 2 * max(wide) else ""
 
 
 def _seeds(cell: Cell) -> str:

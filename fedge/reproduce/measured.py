@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 
 from fedge.experiment.fields import Table
-from fedge.reproduce.jobs import Job, Setting, innermost, with_setting
+from fedge.reproduce.jobs import Job, innermost, with_setting
 from fedge.reproduce.store import Line, Store
 from fedge.reproduce.tables import NOT_RUN, NOTHING, Cell, cells, is_good, markdown, spread, step_of
 from fedge.reproduce.tuning import grid
@@ -53,37 +53,37 @@ def _machine(line: Line) -> str:
 
 def others(jobs: Sequence[Job], store: Store) -> str:
     """The same runs with other settings of the grid, seed by seed; empty if there are none."""
-    rows = [
-        [*name, "; ".join(f"{seed}: {_final(line)}" for seed, line in lines.items()), _dropped(lines.values())]
-        for name, lines in _otherwise(jobs, store).items()
-    ]
+    rows = []
+    for cell in _otherwise(jobs, store):
+        pairs = zip(cell.jobs, cell.lines, strict=True)
+        seeds = "; ".join(f"{job.seed}: {_final(line)}" for job, line in pairs)
+        rows.append(
+            [cell.job.cell, cell.job.label, described(cell.job.config["algorithm"]), seeds, _dropped(cell.lines)]
+        )
     return markdown(["cell", "method", "setting", "test, %, seed by seed", "dropped"], rows) if rows else ""
 
 
 def better(jobs: Sequence[Job], store: Store) -> list[Job]:
     """The same jobs; where another setting has all seeds, none diverged, and a better mean, with the best such one."""
-    used, best = cells(jobs, store), dict[tuple[str, str], tuple[float, Setting]]()
-    for (name, label, _), lines in _otherwise(jobs, store).items():
-        cell, finals = used[label][name], [100 * line["final_accuracy"] for line in lines.values() if is_good(line)]
-        if cell.final is None or len(finals) < len(cell.jobs):
-            continue
-        inner = innermost(next(iter(lines.values()))["config"]["algorithm"])
-        setting = {axis: inner[axis] for axis in grid(cell.job.method)[0]}
-        if mean(finals) > best.get((name, label), (cell.final, {}))[0]:
-            best[name, label] = mean(finals), setting
-    return [with_setting(job, best.get((job.cell, job.label), (0.0, {}))[1]) for job in jobs]
+    best = {(name, label): cell for label, row in cells(jobs, store).items() for name, cell in row.items()}
+    for cell in _otherwise(jobs, store):
+        place = cell.job.cell, cell.job.label
+        now = best[place].final
+        if now is not None and len(cell.good) == len(best[place].jobs) and (cell.final or 0) > now:
+            best[place] = cell
+    found = {(job.cell, job.label, job.seed): job for cell in best.values() for job in cell.jobs}
+    return [found[job.cell, job.label, job.seed] for job in jobs]
 
 
-def _otherwise(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, str], dict[int, Line]]:
-    """Cell, method and a setting that is not used now -> what there is with it, by seed."""
-    found: dict[tuple[str, str, str], dict[int, Line]] = {}
+def _otherwise(jobs: Sequence[Job], store: Store) -> list[Cell]:
+    """What there is in the same cells with settings that are not used now, a setting each."""
+    found: dict[tuple[str, str, str], list[Job]] = {}
     for job in jobs:
         for setting in grid(job.method):
             other = with_setting(job, setting)
-            if other.key != job.key and (line := store.find(other.key)) is not None:
-                name = job.cell, job.label, described(other.config["algorithm"])
-                found.setdefault(name, {})[job.seed] = line
-    return found
+            if other.key != job.key and store.find(other.key) is not None:
+                found.setdefault((job.cell, job.label, str(setting)), []).append(other)
+    return [Cell(group, store) for group in found.values()]
 
 
 def _final(line: Line) -> str:

@@ -1,0 +1,70 @@
+"""What `fedge reproduce` says while it is at work."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.status import Status
+
+from fedge.cli.run import say
+from fedge.cli.text import pace, percent
+from fedge.reproduce import Job
+from fedge.reproduce.campaign import Tell
+from fedge.reproduce.pool import Tuning, Unit
+from fedge.reproduce.store import Line, collapsed
+from fedge.run import Record
+
+MINUTE = 60.0
+
+
+class Say(Tell):
+    """A line a run, and the round it is at: in a terminal always, elsewhere a line a minute."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console, self._status = console, status
+        self._seen: set[str] = set()
+        self.rounds = 0  # since the command began
+        self._left = self._processes = 0
+        self._spoke = time.perf_counter()
+
+    def begin(self, job: Job) -> None:
+        self._now(f"{job}: starting", always=True)
+
+    def _now(self, what: str, always: bool = False) -> None:
+        self._status.update(what)
+        if not self._console.is_terminal and (always or time.perf_counter() > self._spoke + MINUTE):
+            self._spoke = time.perf_counter()
+            say(self._console, what)
+
+    def round(self, job: Job, record: Record) -> None:
+        if job.key not in self._seen and record["round"] > 1:
+            say(self._console, f"{job}: going on after round {record['round'] - 1}")
+        self._seen.add(job.key)
+        self.rounds += 1
+        accuracy = record.get("test_accuracy")
+        shown = "" if accuracy is None else f", {percent(accuracy)} %"
+        self._now(f"{job}: round {record['round']} of {job.rounds}{shown}")
+
+    def several(self, units: int, processes: int) -> None:
+        self._left, self._processes = units, processes
+        self._status.update(f"{units} to do, {min(units, processes)} at a time")
+
+    def done(self, unit: Unit, line: Line | None) -> None:
+        """A process came to the end of a unit."""
+        self.several(self._left - 1, self._processes)
+        if isinstance(unit, Job) and line is not None:
+            self.end(unit, line, new=True)
+        if isinstance(unit, Tuning):
+            say(self._console, f"{unit.dataset}, {unit.method}: tuned")
+
+    def end(self, job: Job, line: Line, new: bool) -> None:
+        say(self._console, f"{job}: {outcome(line)}{'' if new else ' (was done)'}")
+
+
+def outcome(line: Line) -> str:
+    if line["failed"]:
+        return f"failed: {line['failed']}"
+    after = "a round" if line["rounds"] == 1 else f"{line['rounds']} rounds"
+    fallen = f", collapsed from {percent(line['best_accuracy'])} %" if collapsed(line) else ""
+    return f"{percent(line['final_accuracy'])} % after {after}{fallen}, {pace(line['seconds_a_round'])}"
