@@ -974,6 +974,8 @@ def test_a_stop_says_how_far_it_got(tiny: Path, tmp_path: Path) -> None:
     _, text = invoke("tune", *options[:-1], str(tmp_path / "new"), "--minutes", "0")
     assert "Table" not in text
     assert not (tmp_path / "new" / written.name).exists()
+    _, text = invoke("tune", *options[1:-1], str(tmp_path / "new"), "--minutes", "0")
+    assert "Stopped: the same command goes on from here." in text, "of tuning there is nothing to count"
 
 
 def test_plan_tells_what_is_begun(tiny: Path, tmp_path: Path) -> None:
