@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fedge.engine import checkpoint
+from fedge.runs import checkpoint
 
 SETTINGS = ["--set", "train.rounds=600", "--set", "train.checkpoint_every=7", "--no-report", "--quiet"]
 

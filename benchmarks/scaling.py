@@ -26,7 +26,7 @@ START = """
 import time; begin = time.perf_counter()
 from fedge.bench import WORKLOADS
 from fedge.bench.timing import Round
-from fedge.engine.trace import Traced
+from fedge.engine.recording.recorder import Traced
 count, seen = Traced._count, []
 def stepping(*args):
     seen.append(time.perf_counter())

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 import fedge
-from fedge.engine import Simulator, simulator, trace
-from fedge.engine.fold import Stacked
+from fedge.engine import Simulator, simulator
+from fedge.engine.clients.run_task import Stacked
+from fedge.engine.recording import recorder as trace
 
 CLIENTS, COHORT, EXAMPLES = 100, 20, 6000
 

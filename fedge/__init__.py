@@ -5,8 +5,8 @@ from fedge.algorithms import Averaged, DataSharing, FedAvg, FedDANE, FedOVA, Fis
 from fedge.core import Algorithm, Ask, Batch, Reply, Task
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
-from fedge.run import Run
-from fedge.runfolder import RunFolderError
+from fedge.runs.folder import RunFolderError
+from fedge.runs.run import Run
 from fedge.train import train
 
 __version__ = "0.1.0"

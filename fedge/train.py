@@ -14,17 +14,17 @@ from torch.utils import _pytree as pytree
 
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Drop, Params, Reply, S, drive
-from fedge.engine.group import RankError
-from fedge.engine.ledger import Ledger
-from fedge.engine.replies import TooFewReplies
+from fedge.engine.ranks.process_group import RankError
 from fedge.engine.simulator import Simulator
+from fedge.engine.uploads.replies import TooFewReplies
 from fedge.evaluate import evaluate
 from fedge.federation import Federation
 from fedge.handle import cross_entropy, parameters
 from fedge.keys import COHORT, choose, fold
-from fedge.log import Log, describe, group_of, open_log
-from fedge.run import Record, Run
-from fedge.runfolder import RunFolderError
+from fedge.ledger import Ledger
+from fedge.runs.folder import RunFolderError
+from fedge.runs.log import Log, describe, group_of, open_log
+from fedge.runs.run import Record, Run
 
 Draw = Callable[[At], Tensor]
 

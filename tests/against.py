@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedge
 from fedge.core import At, Task
-from fedge.engine.batches import client_key, one_client
+from fedge.engine.clients.batches import client_key, one_client
 from fedge.train import cohorts as draws
 
 

@@ -19,13 +19,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import At, Batch, Task
-from fedge.engine import Loopback, Simulator, captured, simulator
-from fedge.engine.batches import Schedule, _draw, _draw_here, client_keys, one_client
-from fedge.engine.crew import Crew
-from fedge.engine.fold import Stacked
-from fedge.engine.memory import Budget, peak
-from fedge.engine.rewrite import split_updates
-from fedge.engine.trace import Traced, check_same
+from fedge.engine import Loopback, Simulator, simulator
+from fedge.engine.clients.batches import Schedule, _draw, _draw_here, client_keys, one_client
+from fedge.engine.clients.run_task import Stacked
+from fedge.engine.hardware.budget import Budget, peak
+from fedge.engine.hardware.thread_pool import Crew
+from fedge.engine.recording import cuda_graph as captured
+from fedge.engine.recording.graph_passes import split_updates
+from fedge.engine.recording.recorder import Traced, check_same
 from fedge.handle import written
 from fedge.keys import fold_array, fold_tensor
 from tests.cases import close, generator, ragged, toy_data, toy_model
@@ -48,8 +49,8 @@ def test_recording_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         algorithm, shared = algorithms(image)["fedavg momentum"], problem(image)
         found = []
         for warm in (0, 10**9):
-            monkeypatch.setitem(fedge.engine.trace.WARM, "cpu", warm)
-            monkeypatch.setitem(fedge.engine.trace.WARM, "cuda", warm)
+            monkeypatch.setitem(fedge.engine.recording.recorder.WARM, "cpu", warm)
+            monkeypatch.setitem(fedge.engine.recording.recorder.WARM, "cuda", warm)
             found.append(fedge.train(algorithm, shared, rounds=3, cohort=6).params)
         assert close(*found) == 0
     assert federation.clients == 7
@@ -285,7 +286,7 @@ def test_workers_do_not_wait_for_each_other_for_ever() -> None:
     """Garbage is collected while torch holds its generator's lock, and other threads run meanwhile."""
     hammer = """
 import gc, threading, time
-from fedge.engine.fold import drawn
+from fedge.engine.clients.run_task import drawn
 
 kept = []
 gc.callbacks.append(lambda phase, info: time.sleep(0.001))

@@ -37,7 +37,7 @@ from fedge.experiment import device as devices
 from fedge.experiment.override import override
 from fedge.experiment.planning import read
 from fedge.experiment.values import Mismatch, convert, expected, is_plain
-from fedge.runfolder import RunFolderError
+from fedge.runs.folder import RunFolderError
 
 SMALL = """
 name = "small"

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedge
 from fedge.core import Batch
-from fedge.engine.rewrite import simplify, update_in_place
+from fedge.engine.recording.graph_passes import simplify, update_in_place
 from fedge.handle import FastHandle, Handle, cross_entropy, parameters
 from tests.cases import close, generator
 

@@ -9,7 +9,7 @@ from torch import nn
 import fedge
 from fedge.core import Batch
 from fedge.engine import ClientError, Loopback, Simulator
-from fedge.engine.trace import WARM
+from fedge.engine.recording.recorder import WARM
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
 
 NAMES = sorted(algorithms())

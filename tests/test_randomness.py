@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedge
 from fedge.core import At, Task
-from fedge.engine.batches import client_key, client_keys, one_client
+from fedge.engine.clients.batches import client_key, client_keys, one_client
 from fedge.handle import Handle, cross_entropy, parameters
 from fedge.train import cohorts
 

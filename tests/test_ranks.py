@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 
 from fedge.cli.app import app
 from fedge.cli.torchrun import program
-from fedge.engine import Group, Ranks, Simulator, checkpoint, group, joined
-from fedge.engine.group import threads_of_a_rank
+from fedge.engine import Group, Ranks, Simulator, joined
+from fedge.engine.ranks import process_group as group
+from fedge.engine.ranks.process_group import threads_of_a_rank
+from fedge.runs import checkpoint
 from tests.cases import close
 from tests.ranks_worker import cases, train
 

@@ -20,8 +20,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import Task
-from fedge.engine import Loopback, Simulator, batches, captured, fold, nest, simulator, trace
-from fedge.engine.rewrite import split_updates, update_in_place
+from fedge.engine import Loopback, Simulator, simulator
+from fedge.engine.clients import batches
+from fedge.engine.clients import run_task as fold
+from fedge.engine.recording import cuda_graph as captured
+from fedge.engine.recording import pytree as nest
+from fedge.engine.recording import recorder as trace
+from fedge.engine.recording.graph_passes import split_updates, update_in_place
 from fedge.handle import parameters
 from tests.cases import close, toy_data, toy_model
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fedge
-from fedge.engine import Loopback, Simulator, TooFewReplies, wire
+from fedge.engine import Loopback, Simulator, TooFewReplies
+from fedge.engine.links import wire
 from tests.cases import close, ragged, toy_data, toy_model
 
 ALGORITHM = fedge.FedAvg(toy_model(), lr=0.2, epochs=1, batch_size=4)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import fedge
 from fedge import toml
-from fedge.engine import checkpoint
-from fedge.runfolder import RunFolder, RunFolderError, first_difference
+from fedge.runs import checkpoint
+from fedge.runs.folder import RunFolder, RunFolderError, first_difference
 from tests.cases import algorithms, close, ragged, toy_data
 
 NAMES = sorted(algorithms())

@@ -19,8 +19,8 @@ from fedge.bench.plain import plain_round
 from fedge.bench.workloads import Workload
 from fedge.core import drive
 from fedge.engine import Simulator
-from fedge.engine.memory import peak
-from fedge.engine.trace import WARM
+from fedge.engine.hardware.budget import peak
+from fedge.engine.recording.recorder import WARM
 from fedge.handle import parameters
 from fedge.train import cohorts
 

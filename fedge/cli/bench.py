@@ -18,7 +18,7 @@ from fedge.cli.text import to_json
 from fedge.experiment import ExperimentError
 from fedge.experiment.device import find
 from fedge.reproduce.hardware import hardware
-from fedge.runfolder import versions
+from fedge.runs.folder import versions
 
 ON_A_CPU = ("A", "B", "C")
 

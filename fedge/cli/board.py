@@ -7,7 +7,7 @@ from typing import Any
 
 from fedge.experiment import Progress, Watch, slug
 from fedge.report import TensorBoard
-from fedge.run import Record, Run
+from fedge.runs.run import Record, Run
 
 
 class Boards(Watch):

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import typer
 
 from fedge.data import DataError
-from fedge.engine.fold import StepError
-from fedge.engine.group import Group, RankError
-from fedge.engine.replies import TooFewReplies
-from fedge.engine.worker import ClientError
+from fedge.engine.clients.run_task import StepError
+from fedge.engine.clients.worker import ClientError
+from fedge.engine.ranks.process_group import Group, RankError
+from fedge.engine.uploads.replies import TooFewReplies
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
 from fedge.reproduce.pool import LostWorker
-from fedge.runfolder import RunFolderError
+from fedge.runs.folder import RunFolderError
 
 ASKED = 2  # what was asked for is not possible
 FAILED = 1  # it was possible, and went wrong

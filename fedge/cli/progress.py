@@ -14,7 +14,7 @@ from rich.table import Column
 
 from fedge.cli.text import duration, megabytes, pace, percent
 from fedge.experiment import Progress, Watch
-from fedge.run import Record, Run
+from fedge.runs.run import Record, Run
 
 STOPPING = "Stopping after this phase; press Ctrl-C again to end at once."
 

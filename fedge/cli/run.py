@@ -21,7 +21,7 @@ from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, rows, table, with_rounds
 from fedge.cli.text import to_json
 from fedge.cli.torchrun import program, stopping
-from fedge.engine.group import TIMEOUT, Group, RankLost, joined
+from fedge.engine.ranks.process_group import TIMEOUT, Group, RankLost, joined
 from fedge.experiment import Outcome, Plan, Watch, build, compare, plan
 from fedge.report import MissingExtra, headline, write_report
 

@@ -13,7 +13,7 @@ from fedge.reproduce import Job
 from fedge.reproduce.campaign import Tell
 from fedge.reproduce.pool import Tuning, Unit
 from fedge.reproduce.store import Line, collapsed
-from fedge.run import Record
+from fedge.runs.run import Record
 
 MINUTE = 60.0
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from fedge.cli.errors import FAILED
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.progress import Display
-from fedge.engine.group import Group
+from fedge.engine.ranks.process_group import Group
 
 GRACE = 25.0  # seconds; torchrun kills 30 seconds after it has asked
 LATE = "Error: ended by a signal while waiting for this phase, or for a process that died; the checkpoints are intact."

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedge.core import Algorithm, At, Payload
 from fedge.deploy import memory
 from fedge.deploy.envelope import allowed, pack, short, unpack
-from fedge.engine import wire
-from fedge.engine.worker import ClientError, Worker
+from fedge.engine.clients.worker import ClientError, Worker
+from fedge.engine.links import wire
 from fedge.handle import Handle, parameters
 
 Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedge.engine import wire
+from fedge.engine.links import wire
 
 HEAD, BLOBS, LIMIT = "fedge", "fedge.blobs", "fedge.limit"
 

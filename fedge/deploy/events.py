@@ -11,7 +11,7 @@ from typing import Any
 
 from fedge.deploy.flower import Timing
 from fedge.experiment import Progress, Watch
-from fedge.run import Record, Run
+from fedge.runs.run import Record, Run
 
 EVENTS, STOP = "events.jsonl", "stop"  # in the folder that server app and command line share
 

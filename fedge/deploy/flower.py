@@ -20,8 +20,8 @@ from fedge.deploy.envelope import pack, short, unpack
 from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
-from fedge.engine import wire
-from fedge.engine.messages import Mail, MessageLink, Parts
+from fedge.engine.links import wire
+from fedge.engine.links.message_link import Mail, MessageLink, Parts
 from fedge.federation import Federation
 
 

@@ -14,11 +14,12 @@ from fedge.deploy.bundle import write_app
 from fedge.deploy.events import STOP, Reader
 from fedge.deploy.fleet import Fleet, FleetError
 from fedge.deploy.folder import fleet_folder
-from fedge.engine import Ledger, Row, checkpoint
+from fedge.engine import Ledger, Row
 from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
 from fedge.experiment.folders import EXPERIMENT_FILE, records
 from fedge.handle import Handle
-from fedge.run import Run
+from fedge.runs import checkpoint
+from fedge.runs.run import Run
 
 SILENCE = 15.0  # seconds without news after which Flower is asked whether the run still goes on
 MISSES = 4  # failures to answer, one after another, after which it is taken for dead

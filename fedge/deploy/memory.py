@@ -7,8 +7,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from torch import Tensor
 
-from fedge.engine import wire
-from fedge.engine.worker import Worker
+from fedge.engine.clients.worker import Worker
+from fedge.engine.links import wire
 
 HELD, SHARED, TOKEN = "fedge.held", "fedge.shared", "fedge.token"
 

@@ -20,7 +20,7 @@ from fedge.deploy.roster import Roster
 from fedge.experiment import Setup, build, compare, load, plan, slug
 from fedge.experiment.folders import is_run
 from fedge.federation import Federation
-from fedge.run import Run
+from fedge.runs.run import Run
 from fedge.train import train
 
 

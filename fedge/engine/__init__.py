@@ -1,12 +1,12 @@
 """Links that run client work: the vectorised simulator, alone or on several ranks, and the loop-back reference."""
 
-from fedge.engine.group import Group, RankError, RankLost, joined
-from fedge.engine.ledger import Ledger, Row
-from fedge.engine.loopback import Loopback
-from fedge.engine.ranks import Ranks
-from fedge.engine.replies import TooFewReplies
+from fedge.engine.clients.worker import ClientError
+from fedge.engine.links.loopback import Loopback
+from fedge.engine.ranks.process_group import Group, RankError, RankLost, joined
+from fedge.engine.ranks.ranks import Ranks
 from fedge.engine.simulator import Simulator
-from fedge.engine.worker import ClientError
+from fedge.engine.uploads.replies import TooFewReplies
+from fedge.ledger import Ledger, Row
 
 __all__ = [
     "ClientError",

@@ -13,19 +13,19 @@ from torch import Tensor
 from fedge import tree
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
-from fedge.engine import replies
-from fedge.engine.averaging import add_good
-from fedge.engine.batches import Schedule, client_key, client_keys, one_client
-from fedge.engine.crew import Crew
-from fedge.engine.fold import Stacked, Upload, fold_one, one_step
-from fedge.engine.held import Kept, together
-from fedge.engine.ledger import Row, payload_bytes
-from fedge.engine.local import LocalLink
-from fedge.engine.memory import Budget, is_out_of_memory
-from fedge.engine.population import Jobs
-from fedge.engine.trace import Traced
+from fedge.engine.clients.batches import Schedule, client_key, client_keys, one_client
+from fedge.engine.clients.client_parts import Kept, together
+from fedge.engine.clients.population import Jobs
+from fedge.engine.clients.run_task import Stacked, Upload, fold_one, one_step
+from fedge.engine.hardware.budget import Budget, is_out_of_memory
+from fedge.engine.hardware.thread_pool import Crew
+from fedge.engine.links.base_link import LocalLink
+from fedge.engine.recording.recorder import Traced
+from fedge.engine.uploads import replies
+from fedge.engine.uploads.averaging import add_good
 from fedge.federation import Federation
 from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle
+from fedge.ledger import Row, payload_bytes
 
 log = logging.getLogger("fedge")
 

@@ -15,8 +15,8 @@ from fedge.experiment.folders import EXPERIMENT_FILE, records, slug
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment
 from fedge.experiment.setup import Setup, build
-from fedge.run import Record, Run
-from fedge.runfolder import RunFolderError
+from fedge.runs.folder import RunFolderError
+from fedge.runs.run import Record, Run
 from fedge.train import train
 
 

@@ -22,8 +22,8 @@ from fedge.experiment.setup import load_data
 from fedge.reproduce.hardware import hardware
 from fedge.reproduce.jobs import Job
 from fedge.reproduce.store import Line, Store, hold
-from fedge.run import Record, Run
-from fedge.runfolder import RunFolderError, versions
+from fedge.runs.folder import RunFolderError, versions
+from fedge.runs.run import Record, Run
 from fedge.train import train
 
 RESULTS = "results.jsonl"

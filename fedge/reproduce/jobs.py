@@ -15,7 +15,7 @@ from fedge.experiment.fields import Table
 from fedge.experiment.parsing import algorithm_tables
 from fedge.experiment.planning import read
 from fedge.reproduce.places import files
-from fedge.runfolder import does_nothing
+from fedge.runs.folder import does_nothing
 
 Setting = dict[str, Any]
 Chosen = Callable[[str, str], Setting]  # (cell, method) -> what to set

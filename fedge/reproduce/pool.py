@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedge.engine.memory import is_out_of_memory
+from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.experiment import ExperimentError
 from fedge.reproduce.campaign import RESULTS, Campaign, Stopped, release
 from fedge.reproduce.jobs import Job

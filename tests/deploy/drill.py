@@ -27,7 +27,8 @@ from fedge.core import Ask, At, Drop, Reply
 from fedge.deploy.bundle import project
 from fedge.deploy.fleet import Fleet
 from fedge.deploy.process import listens
-from fedge.engine import Simulator, checkpoint
+from fedge.engine import Simulator
+from fedge.runs import checkpoint
 from fedge.toml import dump
 from tests.cases import close
 from tests.deploy.faults import CLIENTS, FOLDER, ROUNDS, SEED, algorithm, federation

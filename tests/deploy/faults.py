@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 import fedge
 from fedge.deploy import client_app, serve
 from fedge.deploy.envelope import pack, unpack
-from fedge.engine import wire
+from fedge.engine.links import wire
 
 CLIENTS, ROUNDS, SEED = 5, 11, 3
 FOLDER = "FEDGE_DRILL"  # environment: where the requests lie, one file `CLIENT-ROUND` with the name of the fault

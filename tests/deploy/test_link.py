@@ -19,9 +19,10 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedge
 from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, memory
 from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
-from fedge.engine import Loopback, TooFewReplies, wire
-from fedge.engine.collect import Collector
-from fedge.engine.worker import Worker
+from fedge.engine import Loopback, TooFewReplies
+from fedge.engine.clients.worker import Worker
+from fedge.engine.links import wire
+from fedge.engine.links.collector import Collector
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
 
 FEDERATION = ragged(toy_data())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedge.deploy.process import listens
-from fedge.engine import checkpoint
+from fedge.runs import checkpoint
 from tests.deploy.processes import Marked
 
 pytestmark = pytest.mark.deploy

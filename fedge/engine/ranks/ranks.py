@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply, Task
-from fedge.engine import replies
-from fedge.engine.group import Group, Processes, RankError
-from fedge.engine.population import Jobs
+from fedge.engine.clients.population import Jobs
+from fedge.engine.ranks.process_group import Group, Processes, RankError
 from fedge.engine.simulator import Simulator
+from fedge.engine.uploads import replies
 from fedge.federation import Federation
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Drop
-from fedge.engine import replies
-from fedge.engine.fold import Upload
-from fedge.engine.population import Jobs
+from fedge.engine.clients.population import Jobs
+from fedge.engine.clients.run_task import Upload
+from fedge.engine.uploads import replies
 
 
 def add_good(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Algorithm, Params, S
-from fedge.engine.ledger import Ledger
 from fedge.evaluate import scores
 from fedge.handle import Handle
+from fedge.ledger import Ledger
 
 Record = dict[str, Any]
 

@@ -9,8 +9,8 @@ import torch
 
 from fedge import tree
 from fedge.core import Params, Task
-from fedge.engine.fold import Upload
-from fedge.engine.population import Jobs
+from fedge.engine.clients.population import Jobs
+from fedge.engine.clients.run_task import Upload
 
 
 def together(where: Mapping[Any, tuple[Params, int]], wanted: list[Any]) -> tuple[Params, list[int] | None]:

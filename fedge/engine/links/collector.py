@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Ask, At, Drop, Payload, Reply, Task
-from fedge.engine import replies
-from fedge.engine.fold import Upload
-from fedge.engine.ledger import Row, payload_bytes
-from fedge.engine.population import Jobs
-from fedge.engine.worker import ClientError
+from fedge.engine.clients.population import Jobs
+from fedge.engine.clients.run_task import Upload
+from fedge.engine.clients.worker import ClientError
+from fedge.engine.uploads import replies
+from fedge.ledger import Row, payload_bytes
 
 Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task has none
 Answer = dict[int, list[Upload]]  # row -> one upload and weight a task

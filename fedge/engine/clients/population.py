@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedge.core import At, Task
-from fedge.engine.ledger import Row
 from fedge.federation import Federation
 from fedge.keys import SHARE, choose, fold
+from fedge.ledger import Row
 
 
 class Jobs(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedge.core import Drop, Params, Payload, Reply, Task
-from fedge.engine.fold import finished
+from fedge.engine.clients.run_task import finished
 
 MAX_WEIGHT = 1e6
 

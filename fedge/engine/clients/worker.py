@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedge.core import At, Payload, Task
-from fedge.engine.batches import client_key, one_client
-from fedge.engine.fold import StepError, Upload, fold_one
+from fedge.engine.clients.batches import client_key, one_client
+from fedge.engine.clients.run_task import StepError, Upload, fold_one
 
 
 class ClientError(RuntimeError):

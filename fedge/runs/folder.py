@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from fedge import toml
-from fedge.engine import checkpoint
-from fedge.engine.ledger import Row
 from fedge.federation import Federation
+from fedge.ledger import Row
+from fedge.runs import checkpoint
 
 Record = dict[str, Any]
 MAY_DIFFER = {

@@ -13,14 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedge.checks import at_least_one, choice, nearest, positive
 from fedge.core import Algorithm, Ask, At, Drop, Reply, Task
-from fedge.engine import replies
-from fedge.engine.group import Group
-from fedge.engine.ledger import Ledger
-from fedge.engine.memory import useful_threads
-from fedge.engine.place import place
-from fedge.engine.population import Population
+from fedge.engine.clients.population import Population
+from fedge.engine.hardware.budget import useful_threads
+from fedge.engine.hardware.device import place
+from fedge.engine.ranks.process_group import Group
+from fedge.engine.uploads import replies
 from fedge.federation import Federation
 from fedge.handle import Handle, parameters
+from fedge.ledger import Ledger
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

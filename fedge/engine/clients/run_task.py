@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedge.core import Batch, Carry, Params, Payload, Task
-from fedge.engine import nest
-from fedge.engine.batches import Schedule
-from fedge.engine.trace import Replayed, Traced
+from fedge.engine.clients.batches import Schedule
+from fedge.engine.recording import pytree
+from fedge.engine.recording.recorder import Replayed, Traced
 
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
@@ -45,7 +45,7 @@ def fold_one(
     step: int | str = "start"
     state = drawn()
     try:
-        carry = task.start(sent) if take is None else nest.map_(_own, task.start(sent))
+        carry = task.start(sent) if take is None else pytree.map_(_own, task.start(sent))
         if take is None:
             for step, batch in enumerate(batches):  # noqa: B007
                 carry = one_step(task)(sent, carry, batch, row)
@@ -134,22 +134,22 @@ class Stacked:
 
     def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
         sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
-        carry, done, some = nest.map_(_own, self.start(sent, rows)), [], sent
+        carry, done, some = pytree.map_(_own, self.start(sent, rows)), [], sent
         active = height = len(rows)  # at work, and in the stack
         for begin, end, left in schedule.segments():
             if left < active:
-                done.append(nest.map_(lambda leaf, a=left, b=active: leaf[a:b].clone(), carry))
+                done.append(pytree.map_(lambda leaf, a=left, b=active: leaf[a:b].clone(), carry))
                 active = left
             if (wanted := self._height(left, height)) < height:
                 height = wanted
-                carry = nest.map_(lambda leaf, n=height: leaf[:n].contiguous(), carry)
+                carry = pytree.map_(lambda leaf, n=height: leaf[:n].contiguous(), carry)
                 some = {name: self._head(name, part, height) for name, part in sent.items()}
             groups = (_steps(gather(*drawn)) for drawn in schedule.blocks(begin, end, height, self.most))
             for found in self.step.fold(some, carry, groups, rows[:height]):
                 carry = found
         if done:
-            last = nest.map_(lambda leaf: leaf[:active], carry)
-            carry = nest.map_(lambda *leaves: torch.cat(leaves), last, *reversed(done))
+            last = pytree.map_(lambda leaf: leaf[:active], carry)
+            carry = pytree.map_(lambda *leaves: torch.cat(leaves), last, *reversed(done))
         return _apart(self.finish(sent, carry, sizes), carry)
 
     def _height(self, active: int, height: int) -> int:
@@ -157,17 +157,17 @@ class Stacked:
         return min(height, 1 << (active - 1).bit_length()) if self.coarse else active
 
     def _head(self, name: str, part: Params, count: int) -> Params:
-        return part if self.dims[name] is None else nest.map_(lambda leaf: leaf[:count], part)
+        return part if self.dims[name] is None else pytree.map_(lambda leaf: leaf[:count], part)
 
 
 def _apart(upload: Upload, carry: Carry) -> Upload:
     """The upload, copied where it is the carry itself: the next fold may overwrite that."""
-    taken = {leaf.untyped_storage().data_ptr() for leaf in nest.leaves(carry)}
+    taken = {leaf.untyped_storage().data_ptr() for leaf in pytree.leaves(carry)}
 
     def own(leaf: Tensor) -> Tensor:
         return leaf.clone() if leaf.untyped_storage().data_ptr() in taken else leaf
 
-    return nest.map_(own, upload[0]), own(upload[1])
+    return pytree.map_(own, upload[0]), own(upload[1])
 
 
 def _steps(block: Batch) -> Iterator[Batch]:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedge.core import Algorithm, S
-from fedge.engine.group import Group
-from fedge.engine.ledger import Row
-from fedge.engine.local import LocalLink
-from fedge.engine.memory import peak
+from fedge.engine.hardware.budget import peak
+from fedge.engine.links.base_link import LocalLink
+from fedge.engine.ranks.process_group import Group
 from fedge.federation import Federation
-from fedge.run import Record, Run
-from fedge.runfolder import RunFolder, RunFolderError, as_plain, versions
+from fedge.ledger import Row
+from fedge.runs.folder import RunFolder, RunFolderError, as_plain, versions
+from fedge.runs.run import Record, Run
 
 
 def group_of(link: Any) -> Group:

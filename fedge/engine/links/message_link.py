@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Ask, At, Drop, Payload, Reply
-from fedge.engine import replies, wire
-from fedge.engine.collect import Answer, Collector
-from fedge.engine.local import LocalLink
+from fedge.engine.links import wire
+from fedge.engine.links.base_link import LocalLink
+from fedge.engine.links.collector import Answer, Collector
+from fedge.engine.uploads import replies
 
 Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
 WEIGHTS = (torch.float32, torch.float64)  # torch cannot compute with every other floating type

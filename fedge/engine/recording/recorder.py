@@ -23,10 +23,10 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedge.core import Batch, Carry, Payload
-from fedge.engine import nest
-from fedge.engine.captured import Captured, Function, compiled
-from fedge.engine.memory import is_out_of_memory
-from fedge.engine.rewrite import call_directly, simplify, split_updates, update_in_place
+from fedge.engine.hardware.budget import is_out_of_memory
+from fedge.engine.recording import pytree
+from fedge.engine.recording.cuda_graph import Captured, Function, compiled
+from fedge.engine.recording.graph_passes import call_directly, simplify, split_updates, update_in_place
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
@@ -57,8 +57,8 @@ class Traced:
 
         `function` is the same step for another thread: it replays what is recorded, and records nothing.
         """
-        fixed, sent_spec = nest.flatten(sent)
-        flat, spec = nest.flatten(carry)
+        fixed, sent_spec = pytree.flatten(sent)
+        flat, spec = pytree.flatten(carry)
         kind = (sent_spec, spec, row.shape, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*fixed, *flat)))
         name = self._kinds.setdefault(kind, len(self._kinds))
         for group in groups:
@@ -76,8 +76,8 @@ class Traced:
                     run = known if _alike(before, flat) else None  # if it is once, it is from then on
                     replayed += 1
                     continue
-                args = (sent, nest.unflatten(flat, spec), batch, row)
-                expected = nest.leaves_as((function or self.function)(*args), spec)
+                args = (sent, pytree.unflatten(flat, spec), batch, row)
+                expected = pytree.leaves_as((function or self.function)(*args), spec)
                 if function is None and shapes in self._trials:
                     self._try(shapes, args, expected)
                 elif function is None and shapes not in self._refused:
@@ -85,7 +85,7 @@ class Traced:
                 flat = expected
             if self.compile and replayed:
                 self.calls[shapes] += replayed  # the shapes of the whole group
-        yield nest.unflatten(flat, spec)
+        yield pytree.unflatten(flat, spec)
 
     def _known(self, shapes: Any) -> Function | None:
         """The recording for these shapes; none if it is time to make a compiled one in its place."""
@@ -116,9 +116,9 @@ class Traced:
         It does not if the step computed something outside torch: that was recorded as a constant.
         """
         run = self._trials.pop(shapes)
-        leaves = nest.leaves(args)
+        leaves = pytree.leaves(args)
         try:
-            check_same(nest.leaves(args[1]), expected, run(*[leaf.clone() for leaf in leaves]))
+            check_same(pytree.leaves(args[1]), expected, run(*[leaf.clone() for leaf in leaves]))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -131,15 +131,15 @@ class Traced:
         """The step itself, from its flat arguments and to its flat carry."""
 
         def run(*leaves: Tensor) -> list[Tensor]:
-            args = nest.unflatten(list(leaves), spec)
-            return nest.leaves_as(self.function(*args), nest.flatten(args[1])[1])
+            args = pytree.unflatten(list(leaves), spec)
+            return pytree.leaves_as(self.function(*args), pytree.flatten(args[1])[1])
 
         return run
 
     def _record(self, args: tuple[Any, ...], compile: bool) -> Function | None:
-        flat, spec = nest.flatten(args)
+        flat, spec = pytree.flatten(args)
         leaves = _apart(flat)
-        counts = [len(nest.leaves(arg)) for arg in args]
+        counts = [len(pytree.leaves(arg)) for arg in args]
         carry = range(counts[0], counts[0] + counts[1])
         gpu = leaves[0].device.type == "cuda"
         try:
@@ -214,7 +214,7 @@ class Replayed:
         self.recorded: dict[Any, Function] = {}
 
     def __call__(self, *args: Any) -> Any:
-        leaves, spec = nest.flatten(args)
+        leaves, spec = pytree.flatten(args)
         shapes = (spec, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
         run = self.recorded.get(shapes)
         if run is not None:
@@ -228,7 +228,7 @@ class Replayed:
         outs: list[Any] = []
 
         def flat(*leaves: Tensor) -> list[Tensor]:
-            found, out = nest.flatten(self.function(*nest.unflatten(list(leaves), spec)))
+            found, out = pytree.flatten(self.function(*pytree.unflatten(list(leaves), spec)))
             outs.append(out)
             return found
 
@@ -238,5 +238,5 @@ class Replayed:
             call_directly(graph)
         except Exception as error:
             warnings.warn(f"the ends of a task could not be recorded and run slower: {error}", stacklevel=2)
-            return lambda leaves: self.function(*nest.unflatten(leaves, spec))
-        return lambda leaves: nest.unflatten(graph.forward(*leaves), outs[0])
+            return lambda leaves: self.function(*pytree.unflatten(leaves, spec))
+        return lambda leaves: pytree.unflatten(graph.forward(*leaves), outs[0])

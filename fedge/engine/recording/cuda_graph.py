@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fedge.engine.rewrite import Rest
+from fedge.engine.recording.graph_passes import Rest
 
 SHARED = 32  # kinds of compiled steps that are kept for later runs
 

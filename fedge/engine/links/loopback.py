@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fedge.core import Algorithm, Ask, At
-from fedge.engine import wire
-from fedge.engine.messages import Mail, MessageLink, Parts
-from fedge.engine.worker import Worker
+from fedge.engine.clients.worker import Worker
+from fedge.engine.links import wire
+from fedge.engine.links.message_link import Mail, MessageLink, Parts
 from fedge.federation import Federation
 
 

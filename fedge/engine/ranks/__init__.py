@@ -1,0 +1,1 @@
+"""Several processes that simulate one federation together."""

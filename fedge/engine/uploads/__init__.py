@@ -1,0 +1,1 @@
+"""Uploads: checked before any arithmetic, decoded, combined into a reply."""

@@ -1,0 +1,1 @@
+"""What training leaves: the run, its folder, its checkpoints."""
