@@ -45,7 +45,7 @@ def measure(counts: np.ndarray, rng: np.random.Generator, rounds: int, **options
         rounds=rounds,
         cohort=COHORT,
         link=Simulator(algorithm, fed, **options),  # type: ignore[arg-type]
-        evaluate_every=rounds,
+        observe=fedge.Observe(evaluate_every=rounds),
         on_round=lambda _: ends.append(time.perf_counter() - begin),
     )
     return ends[0], float(np.median(np.diff(ends)[-rounds // 2 : -1]))  # the last one is evaluated

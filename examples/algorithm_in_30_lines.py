@@ -56,7 +56,7 @@ def main() -> None:
     algorithms = {"FedAvg": fedge.FedAvg(model, lr=0.2), "FedProx, mu = 0": replace(prox, mu=0.0), "FedProx": prox}
     print(f"{'algorithm':<18}{'accuracy':>10}{'distance from the start':>26}")
     for name, algorithm in algorithms.items():
-        run = fedge.train(algorithm, federation, rounds=20, cohort=10, evaluate_every=20)
+        run = fedge.train(algorithm, federation, rounds=20, cohort=10, observe=fedge.Observe(evaluate_every=20))
         distance = float(tree.norm(tree.sub(run.params, first)))
         print(f"{name:<18}{100 * run.history[-1]['test_accuracy']:>8.1f} %{distance:>26.4f}")
 

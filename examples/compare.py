@@ -19,7 +19,7 @@ def main() -> None:
     print(f"{federation}\n")
     print(f"{'algorithm':<20}{'accuracy':>10}{'MB up':>8}{'MB down':>9}")
     for name, algorithm in algorithms.items():
-        run = fedge.train(algorithm, federation, rounds=20, cohort=10, evaluate_every=20)
+        run = fedge.train(algorithm, federation, rounds=20, cohort=10, observe=fedge.Observe(evaluate_every=20))
         accuracy, moved = run.history[-1]["test_accuracy"], run.ledger.total()
         print(f"{name:<20}{100 * accuracy:>8.1f} %{moved['up'] / 1e6:>8.2f}{moved['down'] / 1e6:>9.2f}")
 

@@ -54,7 +54,7 @@ def main() -> None:
 
     torch.manual_seed(0)  # the only thing torch's own generator decides: the first weights
     algorithm = fedge.FedAvg(Net(), lr=0.3, epochs=1, batch_size=10)
-    run = fedge.train(algorithm, federation, rounds=15, cohort=10, evaluate_every=5)
+    run = fedge.train(algorithm, federation, rounds=15, cohort=10, observe=fedge.Observe(evaluate_every=5))
 
     for row in run.history[4::5]:
         print(f"round {row['round']:2}: {100 * row['test_accuracy']:.1f} % of the test set right")

@@ -2,12 +2,15 @@
 
 from fedge import data, models, partition
 from fedge.algorithms import Averaged, DataSharing, FedAvg, FedDANE, FedOVA, FisherLBFGS
-from fedge.core import Algorithm, Ask, Batch, Reply, Task
+from fedge.codecs import Cast, Quantise, TopK
+from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
+from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
+from fedge.engine import Engine
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
 from fedge.runs.folder import RunFolderError
 from fedge.runs.run import Run
-from fedge.train import train
+from fedge.train import Observe, train
 
 __version__ = "0.1.0"
 
@@ -16,16 +19,29 @@ __all__ = [
     "Ask",
     "Averaged",
     "Batch",
+    "Cast",
+    "ClippedMean",
+    "Codec",
+    "Combine",
     "DataSharing",
+    "Engine",
     "FedAvg",
     "FedDANE",
     "FedOVA",
     "Federation",
     "FisherLBFGS",
+    "Gather",
+    "Krum",
+    "Mean",
+    "Median",
+    "Observe",
+    "Quantise",
     "Reply",
     "Run",
     "RunFolderError",
     "Task",
+    "TopK",
+    "TrimmedMean",
     "cross_entropy",
     "data",
     "models",

@@ -2,21 +2,27 @@
 
 A round is a *flow*: a generator that yields `Ask`s and is sent `Reply`s, so it reads like the paper and may have any
 number of phases. Client work is a `Task`, a *fold* over one client's batches: pure, so an engine may run it one client
-at a time, vectorised over a cohort, or on a phone. A `Link` carries asks to clients and weighted means back.
+at a time, vectorised over a cohort, or on a phone. A `Link` carries asks to clients and combined uploads back.
 
     gathered = yield Ask("gradient", {"params": w})
     return tree.axpy(-lr, gathered.mean["grad"], w)
+
+A task says what is the client's: what it remembers in later rounds, and the `Codec` by which its upload travels. An ask
+says what is the server's: how uploads are combined (`Combine`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
+
+from fedge import keys
 
 Params = dict[str, Tensor]
 Payload = dict[str, Params]  # named parts, e.g. {"params": ..., "fisher": ...}
@@ -49,18 +55,34 @@ class Model(Protocol):
     def sum_gauss_newton_product(self, params: Params, batch: Batch, v: Params) -> Params: ...
 
 
+class Codec(ABC):
+    """How a part of an upload travels: pure functions for ONE client, so that an engine may vectorise them."""
+
+    @abstractmethod
+    def encode(self, part: Params, key: Tensor) -> Params:
+        """What is sent in place of a part; `key` is an addressed key, for `fedge.keys`."""
+
+    @abstractmethod
+    def decode(self, sent: Params, like: Params) -> Params:
+        """The part again, as the server sees it; `like` has its names, shapes and types."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Client work, written for ONE client and ONE row; always at least one batch of at least one example.
 
-    `finish` is told how many examples the client has and returns the upload and its weight in the mean.
-    A task with `rows` is done once for every row the client holds: what is sent has a leading row axis, and
-    a (client, row) pair is a *job*.
+    `finish` is told how many examples the client has and returns the upload and its weight in the mean; with `draws` it
+    gets an addressed key as well. A task with `rows` is done once for every row the client holds: what is sent has a
+    leading row axis, and a (client, row) pair is a *job*.
+
+    `remembers` names parts that `finish` returns beside the upload. They never travel: the client finds them again,
+    beside what it is sent, in all tasks that name them, in this round and in later ones. One that has none yet gets
+    what `first` makes of what was sent. A result that is not finite is not remembered.
     """
 
     start: Callable[[Payload], Carry]
     step: Callable[[Payload, Carry, Batch], Carry]
-    finish: Callable[[Payload, Carry, Tensor], tuple[Payload, Tensor]]
+    finish: Callable[..., tuple[Payload, Tensor]]  # (sent, carry, examples) or, with draws, (..., key)
     epochs: int = 1
     batch_size: int | None = None  # None: all examples in one batch
     batches: int | None = None  # stop after so many, None: all of every epoch
@@ -69,11 +91,45 @@ class Task:
     rows: int | None = None
     holds: Callable[[Tensor], Tensor] | None = None  # a client's labels -> [rows], which it works on
     relabel: Callable[[Tensor, Tensor], Tensor] | None = None  # labels, row -> labels in that row
+    remembers: tuple[str, ...] = ()
+    first: Callable[[Payload], Payload] | None = None
+    draws: bool = False
+    codec: Codec | None = None
+    feedback: bool = False  # what the codec left out of one upload is added to the client's next one
+
+    def __post_init__(self) -> None:
+        if self.remembers and self.first is None:
+            raise ValueError(f"a task remembers {list(self.remembers)}: `first` must say what a new client remembers")
 
     def steps(self, examples: int) -> int:
         """How many batches a client with so many examples folds over."""
         full = self.epochs * -(-examples // min(self.batch_size or examples, examples))
         return full if self.batches is None else min(self.batches, full)
+
+
+class Combine(ABC):
+    """How the good uploads of a task become one: pure functions on stacked uploads [J, ...].
+
+    A rule that `streams` gives the weighted mean of what `each` makes of single uploads, chunk by chunk. Any other
+    needs all uploads of a row at once, in memory, for `together`.
+    """
+
+    streams: ClassVar[bool] = False
+
+    def each(self, uploads: Payload) -> Payload:
+        """Every upload for itself, [J, ...] -> [J, ...]."""
+        return uploads
+
+    def together(self, uploads: Payload, weights: Tensor) -> Payload:
+        """All uploads of one row and their weights, [J, ...] and [J], as one."""
+        raise NotImplementedError(f"{type(self).__name__} must say what it makes of all uploads together")
+
+
+@dataclass(frozen=True)
+class Mean(Combine):
+    """sum_j w_j u_j / sum_j w_j."""
+
+    streams: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -85,6 +141,7 @@ class Ask:
     reuse: tuple[str, ...] = ()  # parts this cohort still holds
     cohort: Literal["same", "new"] = "same"
     rows: tuple[int, ...] | None = None  # which rows the leading axis of `send` stands for
+    combine: Combine = Mean()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -98,19 +155,39 @@ class Share:
     beta: float
 
 
+class Uploads(NamedTuple):
+    """Every good upload of a phase, for `Gather`: parts [J, ...], weights [J] by part, and the row position of each."""
+
+    parts: Payload
+    weights: dict[str, Tensor]
+    rows: Tensor  # [J]
+
+    def row(self, index: int) -> Uploads:
+        chosen = self.rows == index
+        parts = {part: {name: leaf[chosen] for name, leaf in leaves.items()} for part, leaves in self.parts.items()}
+        weights = {part: weight[chosen] for part, weight in self.weights.items()}
+        return Uploads(parts, weights, torch.zeros_like(self.rows[chosen]))
+
+
 @dataclass(frozen=True)
 class Reply:
-    """The weighted mean of a phase's good uploads, and how many there were: [] or, with rows, [rows]."""
+    """The combined uploads of a phase, and how many there were: [] or, with rows, [rows].
+
+    `uploads` are the single ones, if the ask gathers them; `key` is an addressed key for what the server draws.
+    """
 
     mean: Payload
     clients: Tensor
+    uploads: Uploads | None = None
+    key: int = 0
 
-    def row(self, index: int) -> Reply | None:
-        """What came back for one row, None if nobody held it."""
+    def row(self, index: int, row: int) -> Reply | None:
+        """What came back for the row at a position of the ask, None if nobody held it."""
         if not int(self.clients[index]):
             return None
         part = {n: {k: v[index] for k, v in p.items()} for n, p in self.mean.items()}
-        return Reply(part, self.clients[index])
+        alone = None if self.uploads is None else self.uploads.row(index)
+        return Reply(part, self.clients[index], alone, keys.fold(self.key, row))
 
 
 class Drop(NamedTuple):
@@ -190,7 +267,7 @@ class Algorithm(ABC, Generic[S]):
 
 
 class Link(Protocol):
-    """Carries one phase to the cohort and brings the means back; all arithmetic on data happens behind it."""
+    """Carries one phase to the cohort and brings the replies back; all arithmetic on data happens behind it."""
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]: ...
     def share(self, at: At, beta: float) -> None: ...
@@ -241,6 +318,8 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
             clients = _without(draw(at), gone)
             progress.cohort |= set(clients.tolist())
         replies, dropped = link.ask(at, asks, clients)
+        address = keys.fold(seed, keys.SERVER, round, phase)
+        replies = [replace(one, key=keys.fold(address, place)) for place, one in enumerate(replies)]
         progress.dropped += dropped
         gone |= {drop.client for drop in dropped}
         clients = _without(clients, gone)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fedge.core import Algorithm
+from fedge.data import Data
+from fedge.engine.runtime import Runtime
 from fedge.handle import Handle
 
 BATCH = {"cpu": 250}  # examples: what lies between two layers fits a CPU's cache
@@ -39,3 +41,22 @@ def evaluate(
     result["accuracy"] = int(right.sum()) / len(y)
     result["class_accuracy"] = [h / n if n else None for h, n in zip(hits, total, strict=True)]
     return result
+
+
+class Judge:
+    """Evaluates a state on the test set and, when wanted, on the training set."""
+
+    def __init__(self, data: Data, runtime: Runtime, train: bool) -> None:
+        self.classes, self.runtime = data.classes, runtime
+        x = data.test_x.to(runtime.x.dtype).to(runtime.x.device)
+        self.sets = {"test": (x, data.test_y.to(runtime.x.device))}
+        if train:
+            self.sets["train"] = (runtime.x, runtime.y)
+
+    def __call__(self, algorithm: Algorithm[Any], state: Any) -> dict[str, Any]:
+        record: dict[str, Any] = {}
+        for name, (x, y) in self.sets.items():
+            with self.runtime.judging():
+                found = evaluate(algorithm, self.runtime.handle, state, x, y, self.classes)
+            record |= {f"{name}_{key}": value for key, value in found.items()}
+        return record

@@ -21,7 +21,7 @@ from torch import Tensor
 Words = NDArray[Any]
 
 # What a key is drawn for. The first word of an address, so that no two uses share a stream.
-COHORT, CLIENT, SHARE, ORDER, STEP = 1, 2, 3, 4, 5
+COHORT, CLIENT, SHARE, ORDER, STEP, FINISH, CODEC, SERVER = 1, 2, 3, 4, 5, 6, 7, 8
 
 _BITS = (1 << 64) - 1
 
@@ -122,6 +122,21 @@ def keep_mask(key: Tensor, shape: torch.Size, p: float, device: torch.device) ->
     Integers are compared, not floats: the mask is the same in every precision and on every device.
     """
     return _shift(_mix(key + _steps(shape, device)), 1) >= int(p * (1 << 63))
+
+
+def uniform(key: int | Tensor, like: Tensor) -> Tensor:
+    """Numbers in [0, 1), one per element of `like` and of its type, addressed by the element's flat position."""
+    bits = _mix(key + _steps(like.shape, like.device))
+    if like.dtype == torch.float64:
+        return _shift(bits, 11).double() * 2.0**-53
+    return (_shift(bits, 40).float() * 2.0**-24).to(like.dtype)
+
+
+def normal(key: int | Tensor, like: Tensor) -> Tensor:
+    """Independent standard normal numbers, one per element of `like` (Box and Muller, 1958)."""
+    wide = like if like.dtype == torch.float64 else like.float()
+    first, second = (uniform(fold_tensor(key, word).to(like.device), wide) for word in (0, 1))
+    return ((-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * torch.pi * second)).to(like.dtype)
 
 
 @lru_cache(maxsize=64)

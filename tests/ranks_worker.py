@@ -18,7 +18,7 @@ from fedge.core import Algorithm
 from fedge.engine import Group, Ranks, Simulator, joined
 from tests.cases import ragged, toy_data, toy_model
 
-SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 6, "seed": 5, "evaluate_every": 3}
+SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 6, "seed": 5, "observe": fedge.Observe(evaluate_every=3)}
 PICTURES = ("fedavg", "fedova, fisher l-bfgs")  # convolutions are computed one client at a time
 Make = Callable[[Algorithm[Any], fedge.Federation], Simulator]
 

@@ -70,10 +70,10 @@ def test_reaches_the_optimum_of_a_quadratic() -> None:
     }
     rounds = {}
     for name, algorithm in cases.items():
-        run = fedge.train(algorithm, federation, rounds=150, evaluate_every=150)
+        run = fedge.train(algorithm, federation, rounds=150, observe=fedge.Observe(evaluate_every=150))
         assert float((run.params["weight"][0] - solution).abs().max()) < 1e-8, name
         rounds[name] = run.rounds
-    short = fedge.train(cases["lbfgs"], federation, rounds=12, evaluate_every=12)
+    short = fedge.train(cases["lbfgs"], federation, rounds=12, observe=fedge.Observe(evaluate_every=12))
     assert float((short.params["weight"][0] - solution).abs().max()) < 1e-8  # three dimensions, three pairs
 
 

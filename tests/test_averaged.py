@@ -18,7 +18,9 @@ def fedavg(outputs: int = 3, **options) -> fedge.FedAvg:
 
 
 def run(algorithm: fedge.Algorithm, rounds: int, **options) -> fedge.Run:
-    return fedge.train(algorithm, FEDERATION, rounds=rounds, cohort=4, seed=3, evaluate_every=rounds, **options)
+    return fedge.train(
+        algorithm, FEDERATION, rounds=rounds, cohort=4, seed=3, observe=fedge.Observe(evaluate_every=rounds), **options
+    )
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])

@@ -23,7 +23,7 @@ from fedge import cli
 from fedge.cli import progress, results, text
 from fedge.cli.app import app
 from fedge.cli.interrupt import Interrupt
-from fedge.engine.uploads.replies import TooFewReplies
+from fedge.engine.uploads.checks import TooFewReplies
 from fedge.experiment import Progress
 from fedge.runs import checkpoint
 

@@ -424,6 +424,8 @@ def test_the_engine_s_options_are_train_s_too(monkeypatch: pytest.MonkeyPatch) -
         start(self, *args, **options)
 
     monkeypatch.setattr(Simulator, "__init__", noted)
-    fedge.train(algorithms(True)["fedavg"], problem(True), rounds=1, chunk=2, workers=1, device="auto")
+    fedge.train(
+        algorithms(True)["fedavg"], problem(True), rounds=1, engine=fedge.Engine(chunk=2, workers=1, device="auto")
+    )
     assert made[0]["chunk"] == 2
     assert made[0]["workers"] == 1

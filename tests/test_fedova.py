@@ -134,7 +134,7 @@ def test_agrees_with_one_vs_rest_logistic_regression() -> None:
     }
     inner = fedge.FisherLBFGS(model, damping=0.0, weight_decay=l2, **newton)
     federation = fedge.Federation(data, [range(len(y))])
-    run = fedge.train(fedge.FedOVA(inner, classes=10), federation, rounds=60, evaluate_every=60)
+    run = fedge.train(fedge.FedOVA(inner, classes=10), federation, rounds=60, observe=fedge.Observe(evaluate_every=60))
     # two logits with penalty l2/2 (|a|^2 + |b|^2) are one logit w = b - a with penalty l2/4 |w|^2, for a = -b = -w/2
     features = np.hstack([x.numpy(), np.ones((len(y), 1))])  # the bias is penalised too, as weight decay does
     judge = LogisticRegression(C=1 / (len(y) * l2 / 2), fit_intercept=False, tol=1e-10, max_iter=10_000)

@@ -68,7 +68,7 @@ def test_the_bad_clients_are_on_both_ranks() -> None:
     algorithm, federation, _ = cases()["bad clients"]
     link = Ranks(algorithm, federation, group=Pair())
     clients = torch.arange(federation.clients)
-    link._deal([link.population.jobs(clients, link.tasks["train"], None)])
+    link._deal([link.simulator.directory.jobs(clients, link.simulator.tasks["train"], None)])
     assert {link._owner[client] for client in (0, 4, 5)} == {0, 1}
 
 
@@ -79,17 +79,17 @@ class Pair(Group):
 def test_work_is_dealt_out_evenly_and_clients_stay_where_they_are() -> None:
     algorithm, federation, _ = cases()["fedavg"]
     link = Ranks(algorithm, federation, group=Pair())
-    task = link.tasks["train"]
+    task = link.simulator.tasks["train"]
     some, all_ = torch.arange(5), torch.arange(federation.clients)
-    link._deal([link.population.jobs(some, task, None)])
+    link._deal([link.simulator.directory.jobs(some, task, None)])
     first = dict(link._owner)
-    link._deal([link.population.jobs(all_, task, None)])
+    link._deal([link.simulator.directory.jobs(all_, task, None)])
     assert first.items() <= link._owner.items()
     assert len(link._owner) == federation.clients
-    sizes = link.population.sizes(all_)
+    sizes = link.simulator.population.sizes(all_)
     assert sum(link._load) == int(sizes.sum())
     link.forget()
-    link._deal([link.population.jobs(all_, task, None)])
+    link._deal([link.simulator.directory.jobs(all_, task, None)])
     assert max(link._load) <= 7 / 6 * int(sizes.sum()) / 2  # what is known of "largest first" on two machines
 
 

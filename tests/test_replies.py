@@ -81,8 +81,8 @@ def without_client(client: int) -> fedge.Run:
     """The same round in which that client is never asked."""
     federation = ragged(toy_data())
     link = Loopback(ALGORITHM, federation)
-    jobs = link.population.jobs
-    link.population.jobs = lambda clients, *rest: jobs(clients[clients != client], *rest)
+    jobs = link.directory.jobs
+    link.directory.jobs = lambda clients, *rest: jobs(clients[clients != client], *rest)
     return fedge.train(ALGORITHM, federation, rounds=1, seed=0, link=link)
 
 

@@ -27,7 +27,7 @@ NAMES = sorted(algorithms())
 
 
 def go(out: Path, name: str = "fedavg_server_momentum", **options) -> fedge.Run:
-    settings = {"rounds": 7, "cohort": 5, "seed": 3, "checkpoint_every": 3, **options}
+    settings = {"rounds": 7, "cohort": 5, "seed": 3, "observe": fedge.Observe(checkpoint_every=3), **options}
     return fedge.train(algorithms()[name], ragged(toy_data()), out=out, **settings)
 
 
@@ -134,7 +134,9 @@ def test_a_run_that_fails_keeps_what_it_has(tmp_path: Path) -> None:
     federation = ragged(toy_data())
     link = fedge.engine.Loopback(algorithm, federation)
     with pytest.raises(fedge.engine.TooFewReplies, match=r"round \d: task 'train' has 0 good uploads"):
-        fedge.train(algorithm, federation, rounds=9, out=tmp_path / "a", checkpoint_every=100, link=link)
+        fedge.train(
+            algorithm, federation, rounds=9, out=tmp_path / "a", observe=fedge.Observe(checkpoint_every=100), link=link
+        )
     done = checkpoint.load(tmp_path / "a/checkpoint.pt")["round"]
     assert done == len(records(tmp_path / "a")) >= 1
     assert not (tmp_path / "a/summary.json").exists()
@@ -191,7 +193,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="its clients held other examples than these"):
         fedge.train(
             algorithms()["fedavg_server_momentum"], ragged(toy_data(), (17, 3, 8, 1, 24, 9, 28)),
-            rounds=7, cohort=5, seed=3, checkpoint_every=3, out=tmp_path / "a", resume=True,
+            rounds=7, cohort=5, seed=3, observe=fedge.Observe(checkpoint_every=3), out=tmp_path / "a", resume=True,
         )  # fmt: skip
     with pytest.raises(RunFolderError, match=r"algorithm.lr = 0.1, now it is 0.2"):
         go(tmp_path / "a", "fedavg", resume=True)
@@ -243,13 +245,14 @@ SCRIPT = """
 import sys
 from tests.test_runfolder import go
 from pathlib import Path
-go(Path(sys.argv[1]), rounds=40, checkpoint_every=2, resume=Path(sys.argv[1]).exists())
+from fedge import Observe
+go(Path(sys.argv[1]), rounds=40, observe=Observe(checkpoint_every=2), resume=Path(sys.argv[1]).exists())
 """
 
 
 def test_kill_minus_nine_and_resume(tmp_path: Path) -> None:
     """Three kills at different moments; benchmarks/kill_and_resume.py does twenty at random."""
-    whole = go(tmp_path / "whole", rounds=40, checkpoint_every=2)
+    whole = go(tmp_path / "whole", rounds=40, observe=fedge.Observe(checkpoint_every=2))
     out = tmp_path / "killed"
     for wanted in (3, 11, 26):
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out)], cwd=Path(__file__).parent.parent)
@@ -259,7 +262,7 @@ def test_kill_minus_nine_and_resume(tmp_path: Path) -> None:
                 break
             time.sleep(0.002)
         assert process.wait() == -signal.SIGKILL
-    done = go(out, rounds=40, checkpoint_every=2, resume=True)
+    done = go(out, rounds=40, observe=fedge.Observe(checkpoint_every=2), resume=True)
     assert close(whole.params, done.params) == 0
     assert records(out) == records(tmp_path / "whole")
 

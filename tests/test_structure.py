@@ -14,7 +14,9 @@ ROOT = Path(fedge.__file__).parent
 # What each part may import of ours. `core`, `tree`, `keys`, `checks` and `handle` are the base that all may use.
 BASE = {"core", "tree", "keys", "checks", "handle", "ledger"}
 ALLOWED: dict[str, set[str]] = {
-    "core": set(),
+    "core": {"keys"},
+    "codecs": {"core", "tree", "keys", "checks"},
+    "combine": {"core", "checks"},
     "tree": set(),
     "keys": set(),
     "checks": set(),
@@ -25,11 +27,12 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"checks"},
     "federation": {"data"},
     "engine": {*BASE, "federation"},
-    "algorithms": BASE - {"keys", "ledger"},
-    "evaluate": BASE,
+    "algorithms": BASE - {"ledger"},
+    "evaluate": {*BASE, "data", "engine"},
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
-    "train": {*BASE, "federation", "engine", "evaluate", "runs"},
+    "preflight": {*BASE, "federation", "engine"},
+    "train": {*BASE, "federation", "engine", "evaluate", "runs", "preflight"},
     "report": {*BASE},
     "deploy": {*BASE, "federation", "engine", "train", "runs", "toml", "experiment"},
     "experiment": {

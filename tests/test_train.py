@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -36,7 +37,11 @@ def test_bytes_by_hand() -> None:
 
 def test_the_record_of_a_round() -> None:
     run = fedge.train(
-        fedge.FedAvg(fedge.models.mlp(seed=0)), digits(), rounds=5, cohort=20, evaluate_every=2, evaluate_train=True
+        fedge.FedAvg(fedge.models.mlp(seed=0)),
+        digits(),
+        rounds=5,
+        cohort=20,
+        observe=fedge.Observe(evaluate_every=2, evaluate_train=True),
     )
     assert [record["round"] for record in run.history] == [1, 2, 3, 4, 5]
     assert ["test_accuracy" in record for record in run.history] == [False, True, False, True, True]
@@ -91,12 +96,18 @@ def test_the_users_module_is_left_alone_and_frozen_layers_are_not_sent() -> None
         ({"rounds": 0}, "rounds is 0, it must be a whole number of at least 1"),
         ({"rounds": 1, "cohort": 8}, "cohort is 8, but there are only 7 clients: lower it to at most 7"),
         ({"rounds": 1, "cohort": 0}, "cohort is 0"),
-        ({"rounds": 1, "evaluate_every": 0}, "evaluate_every is 0"),
     ],
 )
 def test_impossible_training_is_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fedge.train(fedge.FedAvg(toy_model()), ragged(toy_data()), **options)
+
+
+def test_impossible_observations_and_a_device_said_twice_are_refused() -> None:
+    with pytest.raises(ValueError, match="evaluate_every is 0"):
+        fedge.Observe(evaluate_every=0)
+    with pytest.raises(ValueError, match=r"there is an engine as well: write Engine\(device='cpu'\)"):
+        fedge.train(fedge.FedAvg(toy_model()), ragged(toy_data()), rounds=1, device="cpu", engine=fedge.Engine(chunk=2))
 
 
 @pytest.mark.parametrize(
@@ -398,7 +409,7 @@ def test_small_clients_are_not_padded_to_a_giant() -> None:
     federation = fedge.Federation(data, [range(80), *([k] for k in range(80, 90))])
     algorithm = fedge.FedAvg(toy_model(), epochs=1, batch_size=None)
     link = Simulator(algorithm, federation)
-    jobs = link.population.jobs(torch.arange(11), link.tasks["train"], None)
+    jobs = link.directory.jobs(torch.arange(11), link.tasks["train"], None)
     assert [len(piece.clients) for piece in link._chunks([link.tasks["train"]], jobs)] == [1, 10]
 
 
@@ -419,13 +430,13 @@ def test_runs_are_judged_with_all_threads_and_trained_by_workers_with_one(monkey
             return self.last(self.conv(x).view(len(x), -1))
 
     seen = []
-    real = fedge.train.__globals__["evaluate"]
+    real = sys.modules["fedge.evaluate"].evaluate
 
     def watched(*args: object) -> dict:
         seen.append(torch.get_num_threads())
         return real(*args)
 
-    monkeypatch.setitem(fedge.train.__globals__, "evaluate", watched)
+    monkeypatch.setattr(sys.modules["fedge.evaluate"], "evaluate", watched)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -433,7 +444,7 @@ def test_runs_are_judged_with_all_threads_and_trained_by_workers_with_one(monkey
         for module in (chain, Own()):
             algorithm = fedge.FedAvg(module, epochs=1)
             link = Simulator(algorithm, digits(), workers=2)
-            assert link.threads == 1
+            assert link.runtime.threads == 1
             fedge.train(algorithm, digits(), rounds=1, cohort=3, link=link)
         assert torch.get_num_threads() == 3
     finally:

@@ -58,7 +58,7 @@ def synthetic(clients: int) -> fedge.Federation:
 
 def from_the_ledger(algorithm: Algorithm[Any], tau: int) -> dict[str, int]:
     """What the second round moved (the first has no product yet at "next")."""
-    run = fedge.train(algorithm, synthetic(tau), rounds=2, evaluate_every=2)
+    run = fedge.train(algorithm, synthetic(tau), rounds=2, observe=fedge.Observe(evaluate_every=2))
     return run.ledger.total(round=2)
 
 

@@ -94,5 +94,7 @@ def watched(
     """What was watched after every round of the theory's algorithm: gradients at w_t, Gauss-Newton products."""
     theory: dict[str, Any] = {"source": "gradient", "curvature": "product", "matrix": "gauss_newton", "batch_size": 5}
     algorithm = Watched(**(theory | options), watch=watch)
-    run = fedge.train(algorithm, federation(kind), rounds=rounds, cohort=cohort, evaluate_every=rounds)
+    run = fedge.train(
+        algorithm, federation(kind), rounds=rounds, cohort=cohort, observe=fedge.Observe(evaluate_every=rounds)
+    )
     return [record["watched"] for record in run.history]

@@ -104,7 +104,7 @@ class FedOVA(Wrapper[State]):
             waiting: dict[int, Any] = {}
             for rows, reply in zip(groups, replies, strict=True):
                 for position, row in enumerate(rows):
-                    _advance(flows[row], reply.row(position), row, state, waiting)
+                    _advance(flows[row], reply.row(position, row), row, state, waiting)
             asks = waiting
         return state
 
@@ -153,18 +153,18 @@ def _is_class(y: Tensor, row: Tensor) -> Tensor:
 def _plain(finish: Callable[..., tuple[Payload, Tensor]]) -> Callable[..., tuple[Payload, Tensor]]:
     """The same upload with weight one."""
 
-    def plain(sent: Payload, carry: Any, examples: Tensor) -> tuple[Payload, Tensor]:
-        upload, weight = finish(sent, carry, examples)
+    def plain(sent: Payload, carry: Any, examples: Tensor, *key: Tensor) -> tuple[Payload, Tensor]:
+        upload, weight = finish(sent, carry, examples, *key)
         return upload, torch.ones_like(weight)
 
     return plain
 
 
 def _alike(asks: dict[int, Ask]) -> list[tuple[int, ...]]:
-    """Rows whose asks can travel as one: the same task, parts, reuse and cohort."""
+    """Rows whose asks can travel as one: the same task, parts, reuse, cohort and rule."""
     groups: dict[Any, list[int]] = {}
     for row, ask in asks.items():
-        groups.setdefault((ask.task, tuple(ask.send), ask.reuse, ask.cohort), []).append(row)
+        groups.setdefault((ask.task, tuple(ask.send), ask.reuse, ask.cohort, ask.combine), []).append(row)
     return [tuple(rows) for rows in groups.values()]
 
 

@@ -17,7 +17,7 @@ from fedge.data import Data
 from fedge.engine import Loopback, Simulator
 from fedge.federation import Federation
 from fedge.handle import parameters
-from fedge.train import train
+from fedge.train import Observe, train
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,12 @@ def check(device: str = "cpu", chosen: Collection[str] = NAMES) -> Iterator[Gap]
         for name, algorithm in algorithms(image, setting).items():
             if name not in chosen:
                 continue
-            options: dict[str, Any] = {"rounds": setting.rounds, "cohort": 6, "seed": 5, "evaluate_every": 3}
+            options: dict[str, Any] = {
+                "rounds": setting.rounds,
+                "cohort": 6,
+                "seed": 5,
+                "observe": Observe(evaluate_every=3),
+            }
             reference = train(algorithm, federation, link=Loopback(algorithm, federation), **options).params
             start = parameters(algorithm.model)
             moved = largest(reference, start)

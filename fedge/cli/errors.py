@@ -11,7 +11,7 @@ from fedge.data import DataError
 from fedge.engine.clients.run_task import StepError
 from fedge.engine.clients.worker import ClientError
 from fedge.engine.ranks.process_group import Group, RankError
-from fedge.engine.uploads.replies import TooFewReplies
+from fedge.engine.uploads.checks import TooFewReplies
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
 from fedge.reproduce.pool import LostWorker

@@ -20,7 +20,7 @@ from fedge.cli.progress import Display
 from fedge.cli.run import say
 from fedge.cli.telling import Say
 from fedge.data.catalogue import SHORT
-from fedge.engine.links.base_link import check_precision
+from fedge.engine.runtime import check_precision
 from fedge.engine.simulator import check_compile
 from fedge.experiment import ExperimentError
 from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune

@@ -116,6 +116,7 @@ class Device:
         worker = self._worker(head["label"], context, bool(head["shared"]))
         memory.recall(context, head["label"], worker)
         at, answers = At(*head["at"]), {}
+        worker.memory.begin(at)
         for name, (tasks, reuse) in head["asks"].items():
             sent: dict[int, Payload] = wire.decode(blobs[name])
             _check_held(worker, at, tuple(reuse), sent)

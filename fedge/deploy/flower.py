@@ -14,14 +14,18 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedge.checks import positive
-from fedge.core import Algorithm, Ask, At, Drop, Reply
+from fedge.core import Algorithm, Ask, At
 from fedge.deploy.client import KEEP, WORK
 from fedge.deploy.envelope import pack, short, unpack
 from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
+from fedge.engine.clients.directory import Directory
+from fedge.engine.clients.population import Population
 from fedge.engine.links import wire
+from fedge.engine.links.base_link import Replies
 from fedge.engine.links.message_link import Mail, MessageLink, Parts
+from fedge.engine.runtime import plain_runtime
 from fedge.federation import Federation
 
 
@@ -63,7 +67,9 @@ class FlowerLink(MessageLink):
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
-        super().__init__(algorithm, federation, **options)
+        runtime = plain_runtime(algorithm, federation)
+        self.pool = Population(federation, runtime.x.dtype, runtime.device)  # what the server knows of its clients
+        super().__init__(algorithm, runtime, Directory(federation.clients, self.pool.rows_of), **options)
         if self.ledger.rows:
             self._greeted(0)  # the greetings brought the rows
 
@@ -72,7 +78,7 @@ class FlowerLink(MessageLink):
         row, (down, up) = self.ledger.rows[place], self.roster.take_wire(self.label)
         self.ledger.rows[place] = replace(row, wire_down=(row.wire_down or 0) + down, wire_up=(row.wire_up or 0) + up)
 
-    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         if at.phase == 0:
             self._meet()
         place = len(self.ledger)
@@ -111,7 +117,7 @@ class FlowerLink(MessageLink):
         """Nodes may have joined since the last round; they say which rows they hold."""
         self.roster.look(self.deadline, label=self.label)
         for client, rows in self.roster.rows.items():
-            self.population.told(client, rows[self.label])
+            self.directory.told(client, rows[self.label])
 
     def _request(self, at: At, asks: tuple[Ask, ...], client: int, parts: Parts) -> RecordDict:
         wanted = {str(position): [list(asks[position].tasks), list(asks[position].reuse)] for position in parts}
@@ -143,15 +149,15 @@ class FlowerLink(MessageLink):
 
     def share(self, at: At, beta: float) -> None:
         """Examples of the server's own pool, to every client; who is not there gets them with its first work."""
-        row = self.population.share(at, beta)
-        picked = self.population.shared
-        examples = {"x": self.population.x[picked], "y": self.population.y[picked]}
+        row = self.pool.share(at, beta)
+        picked = self.pool.shared
+        examples = {"x": self.pool.x[picked], "y": self.pool.y[picked]}
         self._shared = (f"{self.label}/{at.seed}/{at.round}/{at.phase}", wire.encode(examples))
         self._meet()
         clients = {node: client for client in self.roster.nodes if (node := self.roster.node(client)) is not None}
         content = pack({"shared": self._shared[0]}, {"shared": self._shared[1]})
         letters = send(self.grid, KEEP, dict.fromkeys(clients, content), deadline=self.deadline)
-        self._owed = set(range(self.population.clients))
+        self._owed = set(range(self.pool.clients))
         for node, letter in letters.items():
             self._opened(clients[node], node, letter)
         down, up = (sum(getattr(letter, way) for letter in letters.values()) for way in ("down", "up"))

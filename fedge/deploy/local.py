@@ -172,7 +172,7 @@ def reopen(folder: Path, setup: Setup, label: str, stopped: bool = False) -> Run
         raise ExperimentError(str(error)) from None
     rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text("utf-8").splitlines()]
     ledger = Ledger([Row(**row) for row in rows])
-    return Run(algorithm, state, Handle(algorithm.model, algorithm.loss), records(folder), ledger, stopped)
+    return Run(algorithm, state, Handle(algorithm.model, algorithm.loss), records(folder), ledger, stopped=stopped)
 
 
 def mean_phase(timings: Sequence[dict[str, float]]) -> str | None:

@@ -1,4 +1,8 @@
-"""What a device remembers between messages, in Flower's `context.state`: parts held in this round, shared examples."""
+"""What a device remembers between messages, in Flower's `context.state`.
+
+Parts held in this round, what its tasks remember from round to round (by algorithm), and shared examples. Flower keeps
+the state as long as the node lives; a node that was started anew begins with what `Task.first` says.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,20 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from torch import Tensor
 
+from fedge.core import At
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
 
-HELD, SHARED, TOKEN = "fedge.held", "fedge.shared", "fedge.token"
+HELD, SHARED, TOKEN, MEMORY = "fedge.held", "fedge.shared", "fedge.token", "fedge.memory"
 
 
 def remember(context: Context, label: str, worker: Worker) -> None:
     """Every message may start a process of its own, so what the worker holds goes through bytes."""
     _put(context, HELD, {"label": label, "round": worker.round, "held": worker.held})
+    memory = worker.memory
+    if memory.tables or memory.written:
+        written = [[list(one.at), list(one.jobs), one.parts] for one in memory.written]
+        _put(context, f"{MEMORY}.{label}", {"final": memory.state(), "written": written})
 
 
 def recall(context: Context, label: str, worker: Worker) -> None:
@@ -23,6 +32,11 @@ def recall(context: Context, label: str, worker: Worker) -> None:
     found = _get(context, HELD)
     if found is not None and found["label"] == label:
         worker.round, worker.held = found["round"], found["held"]
+    remembered = _get(context, f"{MEMORY}.{label}")
+    if remembered is not None:
+        worker.memory.load(remembered["final"])
+        for at, jobs, parts in remembered["written"]:
+            worker.memory.put(At(*at), [(int(client), int(row)) for client, row in jobs], parts)
 
 
 def keep_shared(context: Context, token: str, blob: bytes) -> None:

@@ -21,7 +21,7 @@ from fedge.experiment import Setup, build, compare, load, plan, slug
 from fedge.experiment.folders import is_run
 from fedge.federation import Federation
 from fedge.runs.run import Run
-from fedge.train import train
+from fedge.train import Observe, train
 
 
 def serve(
@@ -44,7 +44,7 @@ def serve(
     roster.wait(federation.clients if nodes is None else nodes, wait, deadline)
     resumed = bool(training.get("resume"))
     link = FlowerLink(algorithm, federation, grid, roster, deadline=deadline, min_replies=min_replies, resumed=resumed)
-    return train(algorithm, federation, link=link, **({"checkpoint_every": 1} | training))
+    return train(algorithm, federation, link=link, **({"observe": Observe(checkpoint_every=1)} | training))
 
 
 @cache

@@ -5,39 +5,53 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.checks import at_least_one
-from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task
+from fedge.checks import at_least_one, positive
+from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule, client_key, client_keys, one_client
 from fedge.engine.clients.client_parts import Kept, together
-from fedge.engine.clients.population import Jobs
-from fedge.engine.clients.run_task import Stacked, Upload, fold_one, one_step
+from fedge.engine.clients.directory import Directory, Jobs
+from fedge.engine.clients.memory import ClientMemory
+from fedge.engine.clients.population import Population
+from fedge.engine.clients.recall import Mine, Recall
+from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
 from fedge.engine.hardware.budget import Budget, is_out_of_memory
+from fedge.engine.hardware.device import place
 from fedge.engine.hardware.thread_pool import Crew
-from fedge.engine.links.base_link import LocalLink
+from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.recording.recorder import Traced
-from fedge.engine.uploads import replies
-from fedge.engine.uploads.averaging import add_good
+from fedge.engine.runtime import Precision, Runtime, check_precision
+from fedge.engine.uploads import checks
+from fedge.engine.uploads.intake import Total, add_good, new_total
 from fedge.federation import Federation
-from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle
-from fedge.ledger import Row, payload_bytes
+from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle, parameters
+from fedge.ledger import Ledger, Row, payload_bytes
 
 log = logging.getLogger("fedge")
 
 FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to draw them
 
 
-class Simulator(LocalLink):
+class Done(NamedTuple):
+    """What a chunk of jobs did in one task: the upload as the server sees it, its bytes, and what is remembered."""
+
+    upload: Upload
+    up: int
+    raw: Payload  # before it was encoded, what clients remember included
+    mine: Mine | None
+
+
+class Simulator(BaseLink):
     """A link whose clients live on this device, computed `chunk` jobs at a time.
 
     Examples stay on the device. A chunk of jobs is stacked and folded at once, ragged clients masked; a streaming
     mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
-    `workers` threads side by side (one a core), which is what convolutions on a CPU want; by default the chunk is
+    `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU;
     `written=False` leaves every gradient to autograd, as it is for models that are not a chain of known layers.
     """
@@ -48,25 +62,40 @@ class Simulator(LocalLink):
         federation: Federation,
         *,
         device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
         chunk: int | None = None,
         compile: bool = False,
         written: bool = True,
         workers: int | None = None,
-        **options: Any,
+        min_replies: int = 1,
+        max_weight: float = checks.MAX_WEIGHT,
     ) -> None:
         at_least_one("chunk", chunk, optional=True)
         at_least_one("workers", workers, optional=True)
+        at_least_one("min_replies", min_replies)
+        positive("max_weight", max_weight)
+        self.algorithm, self.device, self.precision = algorithm, place(device), precision
+        check_precision(precision, self.device)
+        check_compile(compile, self.device)
+        self.min_replies, self.max_weight = min_replies, max_weight
         self.chunk, self.compile, self.written = chunk, compile, written
         self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
-        super().__init__(algorithm, federation, device=device, **options)
-        check_compile(compile, self.device)
+        dtype = next(iter(parameters(algorithm.model).values())).dtype
+        self.population = Population(federation, dtype, self.device)
+        self.directory = Directory(federation.clients, self.population.rows_of)
+        self.handle = self.make_handle(algorithm)
+        self.runtime = Runtime(self.handle, self.device, self.population.x, self.population.y, precision)
+        self.tasks = algorithm.tasks(self.handle)
+        self.ledger = Ledger(self.directory.declaration(self.tasks.values()))
+        self.memory = ClientMemory(self.device)
+        self.recall = Recall(self.memory, self.device)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}
         workers = (workers or torch.get_num_threads()) if self.loops else 1
         self.halved = False
         self.crew = Crew(workers, lambda: algorithm.tasks(self.make_handle(algorithm)))
-        self.threads = 1 if workers > 1 else self.threads
+        self.runtime.threads = 1 if workers > 1 else self.runtime.threads
         self.forget()
 
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
@@ -83,45 +112,77 @@ class Simulator(LocalLink):
         return kind(algorithm.model, algorithm.loss, self.device)
 
     def forget(self) -> None:
+        """A new cohort holds nothing yet."""
         self._sent: dict[str, dict[int, tuple[Params, int]]] = {}  # part -> row -> where it was sent
         self._kept: dict[str, dict[tuple[int, int], tuple[Params, int]]] = {}  # part -> job -> where it lies
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"memory": self.budget.memory, "chunk": self.chunk}
+        return {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory, "chunk": self.chunk}
 
-    def restore(self, settings: dict[str, Any]) -> None:
-        super().restore(settings)
+    def restore(self, settings: Mapping[str, Any]) -> None:
+        if settings.get("ranks", 1) == 1:  # else sums are in another order anyhow
+            self.runtime.threads = settings["threads"]
         self.budget.memory = settings.get("memory", self.budget.memory)
         self.chunk = settings.get("chunk", self.chunk)
 
-    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
-        tasks = self.named(ask)
-        jobs = self.population.jobs(clients, tasks[0], ask.rows)
-        mean, dropped, up = self.work(at, ask, tasks, jobs)
-        self.ledger.add(self._row(at, ask, tasks[0], jobs, up))
-        return mean.reply(), dropped, len(jobs.clients)
+    def remembered(self, round: int) -> dict[str, Any]:
+        self.memory.settle(round)
+        return self.memory.state()
 
-    def work(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> tuple[replies.Mean, list[Drop], int]:
-        """These jobs of an ask: the sums of what they upload, who was dropped, and how many bytes came up."""
-        self._remember(ask, tasks[0])
-        mean = self.new_mean(ask, tasks[0])
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self.memory.load(memory)
+
+    def memory_bytes(self) -> int:
+        return self.memory.nbytes
+
+    def share(self, at: At, beta: float) -> None:
+        self.ledger.add(self.population.share(at, beta))
+
+    @torch.no_grad()
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        self.open(at, asks)
+        answers, dropped, jobs = [], list[Drop](), 0
+        for ask in asks:
+            tasks, mine = self.jobs_of(ask, clients)
+            total, bad, up = self.work(at, ask, tasks, mine)
+            self.ledger.add(self.row(at, ask, tasks[0], mine, up))
+            answers.append(total.reply())
+            dropped += bad
+            jobs += len(mine.clients)
+        if jobs:  # none: nobody holds what was asked for
+            checks.require(jobs - len(dropped), self.min_replies, asks[0].tasks[0], dropped)
+        return answers, dropped
+
+    def open(self, at: At, asks: tuple[Ask, ...]) -> None:
+        """A phase begins."""
+        if begins_anew(at, asks):
+            self.forget()
+        self.memory.begin(at)
+
+    def jobs_of(self, ask: Ask, clients: Tensor) -> tuple[list[Task], Jobs]:
+        tasks = named(self.tasks, ask)
+        return tasks, self.directory.jobs(clients, tasks[0], ask.rows)
+
+    def work(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> tuple[Total, list[Drop], int]:
+        """These jobs of an ask: what became of their uploads, who was dropped, and how many bytes came up."""
+        self._note_sent(ask, tasks[0])
+        total = new_total(ask, tasks[0])
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
-            kept.add(part, done)
-            uploads = {n: u for n, t, u in zip(ask.tasks, tasks, done, strict=True) if not t.private}
-            up += sum(payload_bytes(u) + w.nbytes for u, w in uploads.values())
-            dropped += add_good(mean, part, positions, uploads, self.max_weight)
+            kept.add(part, [one.raw for one in done])
+            for one in done:
+                if one.mine is not None:
+                    self.recall.keep(at, part, one.mine)
+            uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
+            up += sum(one.up for one in done)
+            dropped += add_good(total, part, positions, uploads, self.max_weight)
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
-        return mean, dropped, up
+        return total, dropped, up
 
-    @staticmethod
-    def new_mean(ask: Ask, task: Task) -> replies.Mean:
-        return replies.Mean(None if task.rows is None else len(ask.rows or range(task.rows)))
-
-    def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Upload]]]:
-        """Every chunk of jobs, its positions on the device and what it uploads; single jobs by a worker a core."""
+    def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
+        """Every chunk of jobs, its positions on the device and what it did; single jobs by one worker per core."""
         chunks = self._chunks(tasks, jobs)
         shared = self.loops and 1 < self.crew.workers <= len(jobs.clients)
         known = all(name in self._steps and self._steps[name].recorded for name in ask.tasks)
@@ -130,13 +191,13 @@ class Simulator(LocalLink):
         if not shared:
             return
 
-        def work(part: Jobs, own: Mapping[str, Task]) -> list[Upload]:
+        def work(part: Jobs, own: Mapping[str, Task]) -> list[Done]:
             return self._fold(at, ask, [own[name] for name in ask.tasks], part, record=False)
 
         for part, done in self.crew.map(work, chunks):
             yield part, part.positions, done
 
-    def _sparing(self, at: At, ask: Ask, tasks: list[Task], part: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Upload]]]:
+    def _sparing(self, at: At, ask: Ask, tasks: list[Task], part: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
         """A chunk; if there is no memory for it, in two halves, and from then on every chunk is half as large."""
         try:
             positions = part.positions.to(self.device)
@@ -170,7 +231,8 @@ class Simulator(LocalLink):
         """Whether jobs are computed one by one on a CPU."""
         return self.device.type == "cpu" and (self.budget.loop if self.chunk is None else self.chunk == 1)
 
-    def _row(self, at: At, ask: Ask, task: Task, jobs: Jobs, up: int) -> Row:
+    def row(self, at: At, ask: Ask, task: Task, jobs: Jobs, up: int) -> Row:
+        """The ledger's row of an ask."""
         total = payload_bytes(ask.send)
         asked = 1 if task.rows is None else len(ask.rows or range(task.rows))
         down = total // asked * len(jobs.clients)
@@ -191,7 +253,7 @@ class Simulator(LocalLink):
             yield Jobs(*(part[piece] for part in jobs))
             at += len(piece)
 
-    def _remember(self, ask: Ask, task: Task) -> None:
+    def _note_sent(self, ask: Ask, task: Task) -> None:
         rows = ask.rows if ask.rows is not None else tuple(range(task.rows or 1))
         for name, part in ask.send.items():
             self._sent.setdefault(name, {}).update({row: (part, i) for i, row in enumerate(rows)})
@@ -204,8 +266,7 @@ class Simulator(LocalLink):
         index: list[int] | None
         for name in (*ask.send, *ask.reuse):
             if name in self._kept:
-                pairs = zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
-                part, index = together(self._kept[name], list(pairs))
+                part, index = together(self._kept[name], jobs.pairs())
             elif name in self._sent and task.rows is None:
                 part, index = self._sent[name][0][0], None
             elif name in self._sent:
@@ -219,32 +280,61 @@ class Simulator(LocalLink):
             payload[name] = part if index is None else tree.take(part, torch.tensor(index, device=self.device))
         return payload, dims
 
-    def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, record: bool = True) -> list[Upload]:
+    def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, record: bool = True) -> list[Done]:
         payload, dims = self._payload(ask, tasks[0], jobs)
-        done = []
-        for name, task in zip(ask.tasks, tasks, strict=True):
+        done: list[Done] = []
+        for position, (name, task) in enumerate(zip(ask.tasks, tasks, strict=True)):
+            known, around = payload, dims
+            if task.remembers:
+                mine = self.recall.parts(task, payload, dims, jobs, done)
+                known, around = payload | mine, dims | dict.fromkeys(mine, 0)
+            keys = client_keys(at, jobs.clients) if task.draws or task.codec is not None else None
+            draws = None if keys is None else finish_keys(task, keys, position, jobs.rows)
             if len(jobs.clients) == 1:
-                upload, weight = self._plainly(at, name, task, payload, dims, jobs, record)
+                raw, weight = self._plainly(at, name, task, known, around, jobs, record, draws)
             else:
-                upload, weight = self._stacked(at, task, payload, dims, jobs)
-            done.append((upload, weight))
-            payload = payload | {name: upload[name] for name in task.keeps}
+                raw, weight = self._stacked(at, task, known, around, jobs, draws)
+            done.append(self._sent_up(task, jobs, (raw, weight), keys, position))
+            payload = payload | {part: raw[part] for part in task.keeps}
             dims = dims | dict.fromkeys(task.keeps, 0)
         return done
 
-    def _stacked(self, at: At, task: Task, payload: Payload, dims: dict[str, int | None], jobs: Jobs) -> Upload:
+    def _sent_up(self, task: Task, jobs: Jobs, upload: Upload, keys: Tensor | None, position: int) -> Done:
+        """From what `finish` returned to what the server sees of it."""
+        raw, weight = upload
+        if not task.remembers and task.codec is None:
+            up = 0 if task.private else payload_bytes(raw) + weight.nbytes
+            return Done((raw, weight), up, raw, None)
+        travels, mine = parted(task, raw)
+        left: Payload = {}
+        seen, up = travels, payload_bytes(travels)
+        if task.codec is not None and not task.private and keys is not None:
+            seen, up, left = self.recall.coded(task, jobs, travels, keys, position)
+        found = self.recall.mine(mine, left)
+        return Done((seen, weight), 0 if task.private else up + weight.nbytes, raw, found)
+
+    def _stacked(
+        self,
+        at: At,
+        task: Task,
+        payload: Payload,
+        dims: dict[str, int | None],
+        jobs: Jobs,
+        draws: Tensor | None,
+    ) -> Upload:
         clients, slots = jobs.clients, None
         if task.rows is not None:
             clients, slots = jobs.clients.unique_consecutive(return_inverse=True)
         sizes = self.population.sizes(clients)
-        draws = int(sizes.sum()) * task.epochs
-        place = self.device if draws > FEW else torch.device("cpu")
-        schedule = Schedule(task, self.population.flat_examples(clients, place), sizes, client_keys(at, clients), slots)
+        drawn = int(sizes.sum()) * task.epochs
+        where = self.device if drawn > FEW else torch.device("cpu")
+        schedule = Schedule(task, self.population.flat_examples(clients, where), sizes, client_keys(at, clients), slots)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             coarse = self.device.type == "cuda"
             self._folds[kind] = Stacked(task, dims, self.compile, self._most(), coarse=coarse)
-        return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device))
+        draws = None if draws is None else draws.to(self.device)
+        return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device), draws)
 
     def _most(self) -> int:
         """Examples to gather at a time: what stays in a CPU's cache; on a GPU, a few launches for many steps."""
@@ -266,6 +356,7 @@ class Simulator(LocalLink):
         dims: dict[str, int | None],
         jobs: Jobs,
         record: bool,
+        draws: Tensor | None,
     ) -> Upload:
         client = int(jobs.clients[0])
         sent = {n: tree.take(p, 0) if dims[n] == 0 else p for n, p in payload.items()}
@@ -275,7 +366,8 @@ class Simulator(LocalLink):
         batches = one_client(task, x, y, client_key(at, client))
         if name not in self._steps:
             self._steps[name] = Traced(one_step(task))
-        upload, weight = fold_one(task, sent, batches, len(y), row, self._steps[name], record)
+        key = None if draws is None else draws[0].to(self.device)
+        upload, weight = fold_one(task, sent, batches, len(y), row, self._steps[name], record, key)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from fedge import toml
 from fedge.core import Algorithm
-from fedge.engine import Group, Ranks, TooFewReplies
+from fedge.engine import BaseLink, Group, TooFewReplies
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.folders import EXPERIMENT_FILE, records, slug
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment
 from fedge.experiment.setup import Setup, build
+from fedge.experiment.training import basics_of, engine_of, observe_of
 from fedge.runs.folder import RunFolderError
+from fedge.runs.log import About
 from fedge.runs.run import Record, Run
 from fedge.train import train
 
@@ -50,7 +52,7 @@ def compare(
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
     setup: Setup | None = None,
-    link: Callable[[str], Any] | None = None,
+    link: Callable[[str], BaseLink] | None = None,
     group: Group | None = None,
 ) -> list[Outcome]:
     """Run every algorithm into out/<label>/; stops after the phase in which `stop` says so.
@@ -62,9 +64,7 @@ def compare(
     together: every one of them calls this, and rank 0 alone has the folder and the watch.
     """
     setup = build(experiment) if setup is None else setup
-    job = _Job(
-        experiment, Path(out), resume, watch or Watch(), stop, setup, link or (lambda label: None), group or Group()
-    )
+    job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup, link, group or Group())
     if not resume:
         job.write_experiment()
         return list(job.outcomes())
@@ -79,7 +79,7 @@ class _Job:
     watch: Watch
     stop: Callable[[], bool]
     setup: Setup
-    link: Callable[[str], Any]
+    link: Callable[[str], BaseLink] | None
     group: Group
 
     def outcomes(self) -> Iterator[Outcome]:
@@ -123,11 +123,11 @@ class _Job:
             return train(
                 algorithm,
                 self.setup.federation,
-                **self.setup.train,
+                **basics_of(self.setup.train),
+                observe=observe_of(self.setup.train),
                 out=folder,
                 resume=self.resume and self.group.first(folder.is_dir),
-                config=self.experiment.config(label),
-                name=self.experiment.name,
+                about=About(self.experiment.name, self.experiment.config(label)),
                 on_round=on_round,
                 stop=self.stop,
                 link=self._link(label, algorithm),
@@ -137,13 +137,11 @@ class _Job:
         except ValueError as error:  # what only shows once algorithm and data meet
             raise ExperimentError(f"{label}: {error}") from error
 
-    def _link(self, label: str, algorithm: Algorithm[Any]) -> Any:
-        """None is `train`'s own choice."""
-        if self.group.size == 1:
+    def _link(self, label: str, algorithm: Algorithm[Any]) -> BaseLink:
+        if self.link is not None and self.group.size == 1:
             return self.link(label)
         with self.group.together():
-            chosen = {name: self.setup.train[name] for name in ("device", "precision", "compile", "chunk", "workers")}
-            return Ranks(algorithm, self.setup.federation, group=self.group, **chosen)
+            return engine_of(self.setup.train).link(algorithm, self.setup.federation, self.group)
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""

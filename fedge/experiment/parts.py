@@ -12,8 +12,8 @@ from fedge.checks import choice
 from fedge.data import load
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Field, Required, Table, fields_of, resolve
+from fedge.experiment.training import Training
 from fedge.models import MODELS
-from fedge.train import train
 
 PARTITIONS: dict[str, Callable[..., Any]] = {name: getattr(partition, name) for name in partition.__all__}
 
@@ -66,7 +66,7 @@ class Part:
 DATA = Part({"load": load})
 PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
 MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
-TRAIN = Part({"train": train}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
+TRAIN = Part({"train": Training})
 ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes"}))
 PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "algorithm": ALGORITHM}
 

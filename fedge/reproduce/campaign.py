@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,10 +19,12 @@ from fedge.engine import Simulator, TooFewReplies
 from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.device import find
 from fedge.experiment.setup import load_data
+from fedge.experiment.training import basics_of, observe_of
 from fedge.reproduce.hardware import hardware
 from fedge.reproduce.jobs import Job
 from fedge.reproduce.store import Line, Store, hold
 from fedge.runs.folder import RunFolderError, versions
+from fedge.runs.log import About
 from fedge.runs.run import Record, Run
 from fedge.train import train
 
@@ -104,11 +106,11 @@ class Campaign:
             run = train(
                 algorithm,
                 setup.federation,
-                **setup.train | {"checkpoint_every": CHECKPOINT_EVERY.get(self.device, 10)},
+                **basics_of(setup.train),
+                observe=replace(observe_of(setup.train), checkpoint_every=CHECKPOINT_EVERY.get(self.device, 10)),
                 out=place,
                 resume=place.is_dir(),
-                config=job.config,
-                name=str(job),
+                about=About(str(job), job.config),
                 link=link,
                 on_round=lambda record: self.tell.round(job, record),
                 stop=self.stop,

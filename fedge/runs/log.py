@@ -8,41 +8,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedge.core import Algorithm, S
 from fedge.engine.hardware.budget import peak
-from fedge.engine.links.base_link import LocalLink
-from fedge.engine.ranks.process_group import Group
+from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
 from fedge.ledger import Row
 from fedge.runs.folder import RunFolder, RunFolderError, as_plain, versions
 from fedge.runs.run import Record, Run
 
 
-def group_of(link: Any) -> Group:
-    """The processes behind a link; one that says nothing about them has one."""
-    group: Group = getattr(link, "group", LocalLink.group)
-    return group
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a run is called, and the configuration it came from (None: one is made from the arguments)."""
+
+    name: str | None = None
+    config: Mapping[str, Any] | None = None
 
 
 class Log:
     """Keeps a run folder in step with a run. Of several processes one writes; the others are told what it read."""
 
-    def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: Any, every: int) -> None:
+    def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: BaseLink, every: int) -> None:
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
-        self.group, self.saved = group_of(link), -1
+        self.group, self.saved = link.runtime.group, -1
 
     def create(self, federation: Federation, run: Run[Any]) -> None:
         """The folder, with a first checkpoint: if that can be written, so can the later ones."""
-        self.group.first(lambda: self._create(federation, run))
+        remembered = self.link.remembered(run.rounds)
+        self.group.first(lambda: self._create(federation, run, remembered))
+        self.saved = run.rounds
 
-    def _create(self, federation: Federation, run: Run[Any]) -> None:
+    def _create(self, federation: Federation, run: Run[Any], remembered: Mapping[str, Any]) -> None:
         self.folder.create(self.config, federation)
         self.folder.append(run.history, run.ledger.rows)
-        self.save(run)
+        self._save(run, remembered)
 
     @property
     def resumable(self) -> bool:
@@ -58,10 +60,12 @@ class Log:
         """The run as its checkpoint has it; `rounds` is how many it shall have in the end."""
         content, records, rows = self.group.first(lambda: self._reopen(rounds))
         self.link.restore(content["engine"])
-        state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(self.link.device), content["state"])
-        self.link.ledger.rows[:] = rows
+        self.link.remember(content.get("clients", {}))
+        runtime = self.link.runtime
+        state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(runtime.device), content["state"])
+        self.link.begin(rows)
         self.saved = content["round"]
-        return Run(algorithm, state, self.link.handle, records, self.link.ledger)
+        return Run(algorithm, state, runtime.handle, records, self.link.ledger)
 
     def _reopen(self, rounds: int) -> tuple[dict[str, Any], list[Record], list[Row]]:
         content = self.folder.reopen(self.config)
@@ -73,35 +77,40 @@ class Log:
         return content, records, rows
 
     def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:
-        if not self.group.leads:
-            return
-        self.folder.append([record], rows)
+        if self.group.leads:
+            self.folder.append([record], rows)
         if record["round"] % self.every == 0:
             self.save(run)
 
     def save(self, run: Run[Any]) -> None:
-        content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
-        self.folder.save(content | {"engine": self.link.settings()})
+        """A checkpoint; what clients remember is collected from all processes."""
+        remembered = self.link.remembered(run.rounds)
+        if self.group.leads:
+            self._save(run, remembered)
         self.saved = run.rounds
+
+    def _save(self, run: Run[Any], remembered: Mapping[str, Any]) -> None:
+        content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
+        content |= {"clients": dict(remembered)} if remembered else {}
+        self.folder.save(content | {"engine": self.link.settings()})
 
     def end(self, run: Run[Any]) -> None:
         """A last checkpoint and, unless the run was stopped, the summary."""
-        if not self.group.leads:
-            return
         if self.saved != run.rounds:
             self.save(run)
-        if not run.stopped:
+        if self.group.leads and not run.stopped:
+            device = self.link.runtime.device
             label = self.config.get("algorithm", {}).get("label", type(run.algorithm).__name__)
-            about = {"name": self.name, "algorithm": label, "device": str(self.link.device), "versions": versions()}
-            about["peak_memory_bytes"] = peak(torch.device(self.link.device))
+            about = {"name": self.name, "algorithm": label, "device": str(device), "versions": versions()}
+            about["peak_memory_bytes"] = peak(device)
             self.folder.finish(about | run.summary())
 
 
-def open_log(out: Path | str | None, config: Mapping[str, Any], name: str | None, link: Any, every: int) -> Log | None:
+def open_log(out: Path | str | None, about: About, link: BaseLink, every: int) -> Log | None:
     if out is None:
         return None
     folder = RunFolder(out)
-    return Log(folder, config, name or folder.path.name, link, every)
+    return Log(folder, about.config or {}, about.name or folder.path.name, link, every)
 
 
 def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,13 +20,15 @@ Record = dict[str, Any]
 
 @dataclass(repr=False)
 class Run(Generic[S]):
-    """What training left: the server's state, one record a round, and every byte."""
+    """What training left: the server's state, one record per round, and every byte."""
 
     algorithm: Algorithm[S]
     state: S
     handle: Handle
     history: list[Record] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    memory: Record = field(default_factory=dict)  # what simulated clients remember, to go on from
+    memory_bytes: int = 0  # what that takes, over all clients that took part
     stopped: bool = False
 
     def __repr__(self) -> str:
@@ -75,6 +77,7 @@ class Run(Generic[S]):
             "seconds": sum(record["seconds"] for record in self.history),
             "dropped": sum(len(record["dropped"]) for record in self.history),
             "parameters": tree.size(self.params),
+            "client_memory_bytes": self.memory_bytes,
         }
 
 

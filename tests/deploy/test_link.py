@@ -250,8 +250,8 @@ def test_what_a_node_says_of_its_seconds_is_telemetry_only(seconds: Any) -> None
 def without(client: int) -> fedge.Run:
     """The same round in which that client is never asked."""
     link = Loopback(ALGORITHM, FEDERATION)
-    jobs = link.population.jobs
-    link.population.jobs = lambda clients, *rest: jobs(clients[clients != client], *rest)
+    jobs = link.directory.jobs
+    link.directory.jobs = lambda clients, *rest: jobs(clients[clients != client], *rest)
     return trained(link, ALGORITHM, 1)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from fedge import tree
-from fedge.core import Params, Task
-from fedge.engine.clients.population import Jobs
-from fedge.engine.clients.run_task import Upload
+from fedge.core import Params, Payload, Task
+from fedge.engine.clients.directory import Jobs
 
 
 def together(where: Mapping[Any, tuple[Params, int]], wanted: list[Any]) -> tuple[Params, list[int] | None]:
@@ -31,10 +30,10 @@ class Kept:
         self.jobs: list[tuple[int, int]] = []
         self.pieces: dict[str, list[Params]] = {}
 
-    def add(self, jobs: Jobs, uploads: list[Upload]) -> None:
+    def add(self, jobs: Jobs, uploads: list[Payload]) -> None:
         if any(task.keeps for task in self.tasks):
-            self.jobs += zip(jobs.clients.tolist(), jobs.rows.tolist(), strict=True)
-        for task, (upload, _) in zip(self.tasks, uploads, strict=True):
+            self.jobs += jobs.pairs()
+        for task, upload in zip(self.tasks, uploads, strict=True):
             for name in task.keeps:
                 self.pieces.setdefault(name, []).append(upload[name])
 

@@ -5,8 +5,6 @@ Nothing here is as large as the population but the federation's own flat index.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,14 +13,6 @@ from fedge.core import At, Task
 from fedge.federation import Federation
 from fedge.keys import SHARE, choose, fold
 from fedge.ledger import Row
-
-
-class Jobs(NamedTuple):
-    """(client, row) pairs: client ids, row ids (0 without rows) and the row's position in what was sent; all [J]."""
-
-    clients: Tensor
-    rows: Tensor
-    positions: Tensor
 
 
 class Population:
@@ -36,7 +26,6 @@ class Population:
         self._here, self._bounds = federation.index.cpu(), self.offsets.numpy()
         self.clients = federation.clients
         self.shared = torch.empty(0, dtype=torch.long, device=device)
-        self._rows: dict[int, list[int]] = {}
 
     def sizes(self, clients: Tensor) -> Tensor:
         """How many examples each client folds over, shared ones included, [C]."""
@@ -66,39 +55,10 @@ class Population:
         parts = [torch.cat([piece, shared]) for piece in own.split(size.tolist())]
         return torch.cat(parts)
 
-    def held_rows(self, client: int, task: Task) -> list[int]:
-        """Which rows a client works on, from its own labels; it declares them once."""
-        if client not in self._rows:
-            assert task.holds is not None
-            holds = task.holds(self.y[self.own(client)].unique())
-            self._rows[client] = holds.nonzero().flatten().tolist()
-        return self._rows[client]
-
-    def told(self, client: int, rows: list[int]) -> None:
-        """A client far away has declared its rows itself."""
-        self._rows[client] = rows
-
-    def jobs(self, clients: Tensor, task: Task, rows: tuple[int, ...] | None) -> Jobs:
-        """All work of a cohort: one job a client, or one for every asked row that it holds."""
-        if task.rows is None:
-            zeros = torch.zeros_like(clients)
-            return Jobs(clients, zeros, zeros)
-        position = {row: i for i, row in enumerate(rows if rows is not None else range(task.rows))}
-        found = [
-            (client, row, position[row])
-            for client in clients.tolist()
-            for row in self.held_rows(client, task)
-            if row in position
-        ]
-        table = torch.tensor(found, dtype=torch.long).view(-1, 3)
-        return Jobs(table[:, 0], table[:, 1], table[:, 2])
-
-    def declare(self, tasks: list[Task]) -> Row | None:
-        """What it costs every client to say, once and as one byte a row, which rows it holds."""
-        rows = max((task.rows or 0 for task in tasks), default=0)
-        if not rows:
-            return None
-        return Row(0, 0, "rows", self.clients, 0, 0, self.clients * rows)
+    def rows_of(self, client: int, task: Task) -> list[int]:
+        """Which rows a client works on, from its own labels."""
+        assert task.holds is not None
+        return list(task.holds(self.y[self.own(client)].unique()).nonzero().flatten().tolist())
 
     def share(self, at: At, beta: float) -> Row:
         """Draw round(beta * mean n_k) examples of the pool and give them to every client."""

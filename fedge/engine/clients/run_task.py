@@ -15,12 +15,13 @@ from fedge.core import Batch, Carry, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule
 from fedge.engine.recording import pytree
 from fedge.engine.recording.recorder import Replayed, Traced
+from fedge.keys import FINISH, fold_tensor
 
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
 
 # get_rng_state holds a lock of torch's while it makes its result. If Python collects garbage right then, another thread
-# may run, and one that asks for the state too waits for that lock with the GIL in its hand: nobody moves any more.
+# may run, and one that asks for the state too waits for that lock while holding the GIL: deadlock.
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -40,8 +41,12 @@ def fold_one(
     row: Tensor,
     take: Traced | None = None,
     record: bool = True,
+    key: Tensor | None = None,
 ) -> Upload:
-    """start, step over every batch, finish: what a device does. `take` is the step in a form that records itself."""
+    """start, step over every batch, finish: what a device does. `take` is the step in a form that records itself.
+
+    `key` is what `finish` may draw with. The upload still has the parts that the client remembers.
+    """
     step: int | str = "start"
     state = drawn()
     try:
@@ -54,7 +59,7 @@ def fold_one(
             for step, found in enumerate(take.fold(sent, carry, ((batch,) for batch in batches), row, own)):  # noqa: B007
                 carry = found
         step = "finish"
-        upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device)), carry)
+        upload = _apart(finished(task, sent, carry, torch.tensor(examples, device=row.device), key), carry)
         if not torch.equal(state, drawn()):
             raise RuntimeError("the work drew from torch's global generator: only nn.Dropout's masks are addressed")
         return upload
@@ -72,9 +77,9 @@ def _fail(step: int | str, error: Exception) -> NoReturn:
     raise StepError(step, error) from error
 
 
-def finished(task: Task, sent: Payload, carry: Carry, examples: Tensor) -> Upload:
+def finished(task: Task, sent: Payload, carry: Carry, examples: Tensor, key: Tensor | None = None) -> Upload:
     """`finish`, and a look at what it returned: tensors by part and name, and a weight."""
-    found: Any = task.finish(sent, carry, examples)
+    found: Any = task.finish(sent, carry, examples, key) if task.draws else task.finish(sent, carry, examples)
     shaped = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict)
     parts = list(found[0].values()) if shaped else [None]
     nested = all(isinstance(part, dict) and all(isinstance(t, Tensor) for t in part.values()) for part in parts)
@@ -84,7 +89,22 @@ def finished(task: Task, sent: Payload, carry: Carry, examples: Tensor) -> Uploa
             f"it returned {_outline(found)}"
         )
     upload: Upload = found
+    if missing := [part for part in task.remembers if part not in upload[0]]:
+        raise ValueError(
+            f"the task remembers '{missing[0]}', but finish returned {sorted(upload[0])}: return it as well"
+        )
     return upload
+
+
+def parted(task: Task, upload: Payload) -> tuple[Payload, Payload]:
+    """What travels, and what the client remembers."""
+    travels = {name: part for name, part in upload.items() if name not in task.remembers}
+    return travels, {name: upload[name] for name in task.remembers}
+
+
+def finish_keys(task: Task, client_key: Tensor, position: int, row: Tensor) -> Tensor | None:
+    """The address of what `finish` draws; None if it draws nothing."""
+    return fold_tensor(client_key, FINISH, position, row).to(row.device) if task.draws else None
 
 
 def _outline(thing: Any) -> str:
@@ -130,9 +150,12 @@ class Stacked:
 
         self.start = Replayed(vmap(first, in_dims=(dims, 0), randomness="error"))
         self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile)
-        self.finish = Replayed(vmap(partial(finished, task), in_dims=(dims, 0, 0), randomness="error"))
+        ends = (dims, 0, 0, 0) if task.draws else (dims, 0, 0)
+        self.finish = Replayed(vmap(partial(finished, task), in_dims=ends, randomness="error"))
 
-    def __call__(self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor) -> Upload:
+    def __call__(
+        self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor, keys: Tensor | None = None
+    ) -> Upload:
         sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
         carry, done, some = pytree.map_(_own, self.start(sent, rows)), [], sent
         active = height = len(rows)  # at work, and in the stack
@@ -150,10 +173,10 @@ class Stacked:
         if done:
             last = pytree.map_(lambda leaf: leaf[:active], carry)
             carry = pytree.map_(lambda *leaves: torch.cat(leaves), last, *reversed(done))
-        return _apart(self.finish(sent, carry, sizes), carry)
+        return _apart(self.finish(sent, carry, sizes, *([] if keys is None else [keys])), carry)
 
     def _height(self, active: int, height: int) -> int:
-        """How high a stack that is so high now should be for so many at work."""
+        """Stack height for `active` jobs; never grows."""
         return min(height, 1 << (active - 1).bit_length()) if self.coarse else active
 
     def _head(self, name: str, part: Params, count: int) -> Params:

@@ -1,20 +1,33 @@
-"""The server's side of a link that passes messages: requests out, answers checked, means and bytes back."""
+"""The server's side of a link that passes messages: requests out, answers in, checked and decoded."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedge import tree
 from fedge.core import Ask, At, Drop, Payload, Reply, Task
-from fedge.engine.clients.population import Jobs
-from fedge.engine.clients.run_task import Upload
+from fedge.engine.clients.directory import Jobs
+from fedge.engine.clients.run_task import Upload, parted
 from fedge.engine.clients.worker import ClientError
-from fedge.engine.uploads import replies
+from fedge.engine.uploads import checks
+from fedge.engine.uploads.coding import decode, sent_template
+from fedge.engine.uploads.intake import add, new_total
 from fedge.ledger import Row, payload_bytes
 
 Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task has none
-Answer = dict[int, list[Upload]]  # row -> one upload and weight a task
+Answer = dict[int, list[Upload]]  # row -> one upload and weight per task
+
+
+class Expected(NamedTuple):
+    """What the upload of a task looks like: when it is decoded, and as it travels."""
+
+    name: str
+    task: Task
+    like: Payload
+    sent: Payload
 
 
 class Collector:
@@ -22,8 +35,7 @@ class Collector:
 
     def __init__(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, max_weight: float) -> None:
         self.at, self.ask, self.tasks, self.max_weight = at, ask, tasks, max_weight
-        rows = tasks[0].rows
-        self.mean = replies.Mean(None if rows is None else len(ask.rows or range(rows)))
+        self.total = new_total(ask, tasks[0])
         self.positions: dict[int, dict[int, int]] = {}
         for client, row, position in zip(*(part.tolist() for part in jobs), strict=True):
             self.positions.setdefault(client, {})[row] = position
@@ -35,7 +47,7 @@ class Collector:
         self.up, self.good = 0, 0
         self.wire = (0, 0)  # down, up: the bytes that messages really took
         self.dropped: list[Drop] = []
-        self.like: list[tuple[str, Payload]] = []
+        self.expected: list[Expected] = []
 
     def _slice(self, payload: Payload, position: int) -> Payload:
         if self.tasks[0].rows is None:
@@ -49,13 +61,14 @@ class Collector:
             like = self._template(name, task, known | kept)
             kept |= {part: like[part] for part in task.keeps}
             if not task.private:
-                self.like.append((name, like))
+                travels = parted(task, like)[0]
+                self.expected.append(Expected(name, task, travels, sent_template(task, travels, torch.tensor(0))))
         return kept
 
     @staticmethod
     def _template(name: str, task: Task, known: Payload) -> Payload:
         try:
-            return replies.template(task, known)
+            return checks.template(task, known)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise ClientError(f"task '{name}' fails on the parts it gets, {sorted(known)}: {what}") from error
@@ -70,22 +83,24 @@ class Collector:
             self._row(client, wanted[row], uploads)
 
     def _row(self, client: int, position: int, uploads: list[Upload]) -> None:
-        if len(uploads) != len(self.like):
-            self.lose(client, f"answered {len(uploads)} uploads, asked were {len(self.like)}")
+        if len(uploads) != len(self.expected):
+            self.lose(client, f"answered {len(uploads)} uploads, asked were {len(self.expected)}")
             return
-        for (name, like), (upload, weight) in zip(self.like, uploads, strict=True):
-            reason = replies.shape_fault(upload, like)
+        for one, (upload, weight) in zip(self.expected, uploads, strict=True):
+            reason = checks.shape_fault(upload, one.sent)
             if reason is not None:
-                self.dropped.append(Drop(client, name, reason))
+                self.dropped.append(Drop(client, one.name, reason))
                 return
-            self.up += payload_bytes(like) + weight.element_size()  # not what the upload says of its own size
-        for (name, _), (upload, weight) in zip(self.like, uploads, strict=True):
-            reason = replies.value_fault(upload, weight, self.max_weight)
+            self.up += payload_bytes(one.sent) + weight.element_size()  # not what the upload says of its own size
+        seen = []
+        for one, (upload, weight) in zip(self.expected, uploads, strict=True):
+            decoded = decode(one.task, upload, one.like)
+            reason = checks.value_fault(decoded, weight, self.max_weight)
             if reason is not None:
-                self.dropped.append(Drop(client, name, reason))
+                self.dropped.append(Drop(client, one.name, reason))
                 return
-        stacked = [{n: tree.map_(_one, p) for n, p in u.items()} for u, _ in uploads]
-        self.mean.add(stacked, [w.view(1) for _, w in uploads], torch.tensor([position]))
+            seen.append(({n: tree.map_(_one, p) for n, p in decoded.items()}, weight.view(1)))
+        add(self.total, seen, torch.tensor([position]), torch.tensor([client]))
         self.good += 1
 
     def travelled(self, down: int, up: int) -> None:
@@ -102,7 +117,7 @@ class Collector:
         sent = payload_bytes(self.ask.send)
         name, clients = "+".join(self.ask.tasks), len(self.positions)
         row = Row(self.at.round, self.at.phase, name, clients, self.down, sent, self.up)
-        return self.mean.reply(), self.dropped, row
+        return self.total.reply(), self.dropped, row
 
 
 def _one(leaf: Tensor) -> Tensor:

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from fedge.core import Algorithm, Ask, At
+from fedge.engine.clients.directory import Directory
+from fedge.engine.clients.memory import ClientMemory
+from fedge.engine.clients.population import Population
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
+from fedge.engine.links.base_link import Replies
 from fedge.engine.links.message_link import Mail, MessageLink, Parts
+from fedge.engine.runtime import plain_runtime
 from fedge.federation import Federation
+
+CPU = torch.device("cpu")
 
 
 class Loopback(MessageLink):
     """A link that treats each client as if it were far away: request bytes out, reply bytes back, nothing shared."""
 
     def __init__(self, algorithm: Algorithm[Any], federation: Federation, **options: Any) -> None:
-        if str(options.get("device", "cpu")) != "cpu":
-            raise ValueError(f"device is {options['device']!r}, but the loop-back link is for the CPU")
-        super().__init__(algorithm, federation, **options)
+        if str(device := options.pop("device", "cpu")) != "cpu":
+            raise ValueError(f"device is {device!r}, but the loop-back link is for the CPU")
+        runtime = plain_runtime(algorithm, federation)
+        self.population = Population(federation, runtime.x.dtype, CPU)
+        self.memory = ClientMemory(CPU)
+        super().__init__(algorithm, runtime, Directory(federation.clients, self.population.rows_of), **options)
 
     def forget(self) -> None:
         super().forget()
         self._workers: dict[int, Worker] = {}
+
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: torch.Tensor) -> Replies:
+        self.memory.begin(at)
+        return super().ask(at, asks, clients)
 
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
         mail = {}
@@ -36,6 +53,19 @@ class Loopback(MessageLink):
         if client not in self._workers:
             chosen = self.population.examples(client)
             x, y = self.population.x[chosen], self.population.y[chosen]
-            self._workers[client] = Worker(client, x, y, self.tasks)
+            self._workers[client] = Worker(client, x, y, self.tasks, self.memory)
         answer = self._workers[client].work(at, ask.tasks, ask.reuse, wire.decode(request))
         return wire.encode(answer)
+
+    def share(self, at: At, beta: float) -> None:
+        self.ledger.add(self.population.share(at, beta))
+
+    def remembered(self, round: int) -> dict[str, Any]:
+        self.memory.settle(round)
+        return self.memory.state()
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self.memory.load(memory)
+
+    def memory_bytes(self) -> int:
+        return self.memory.nbytes

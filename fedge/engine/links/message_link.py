@@ -1,4 +1,4 @@
-"""What the links that pass messages have in common: one message a client and phase, whatever it is asked for.
+"""What the links that pass messages have in common: one message per client and phase, whatever it is asked for.
 
 The server's side of the loop-back link and of a real fleet is this code; they differ in `exchange` alone.
 """
@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.core import Ask, At, Drop, Payload, Reply
+from fedge.checks import at_least_one, positive
+from fedge.core import Algorithm, Ask, At, Drop, Payload
+from fedge.engine.clients.directory import Directory
 from fedge.engine.links import wire
-from fedge.engine.links.base_link import LocalLink
+from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.links.collector import Answer, Collector
-from fedge.engine.uploads import replies
+from fedge.engine.runtime import Runtime
+from fedge.engine.uploads import checks
+from fedge.ledger import Ledger
 
 Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
 WEIGHTS = (torch.float32, torch.float64)  # torch cannot compute with every other floating type
@@ -36,15 +40,33 @@ class Mail(NamedTuple):
     wire_up: int
 
 
-class MessageLink(LocalLink):
+class MessageLink(BaseLink):
     """A link whose clients are reached by messages: bytes out, bytes back, nothing shared."""
 
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        runtime: Runtime,
+        directory: Directory,
+        *,
+        min_replies: int = 1,
+        max_weight: float = checks.MAX_WEIGHT,
+    ) -> None:
+        at_least_one("min_replies", min_replies)
+        positive("max_weight", max_weight)
+        self.algorithm, self.runtime, self.directory = algorithm, runtime, directory
+        self.min_replies, self.max_weight = min_replies, max_weight
+        self.tasks = algorithm.tasks(runtime.handle)
+        self.ledger = Ledger(directory.declaration(self.tasks.values()))
+        self.forget()
+
     def forget(self) -> None:
+        """A new cohort holds nothing yet."""
         self._known: Payload = {}  # one row's worth of what the cohort holds
 
     @torch.no_grad()
-    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]:
-        if at.phase == 0 or any(ask.cohort == "new" for ask in asks):
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        if begins_anew(at, asks):
             self.forget()
         collectors = [self._open(at, ask, clients) for ask in asks]
         requests: dict[int, Parts] = {}
@@ -56,19 +78,15 @@ class MessageLink(LocalLink):
             self._take(client, requests[client], mail[client], collectors)
         return self._close(collectors)
 
-    def one_ask(self, at: At, ask: Ask, clients: Tensor) -> tuple[Reply, list[Drop], int]:
-        (reply,), dropped = self.ask(at, (ask,), clients)
-        return reply, dropped, int(reply.clients.sum()) + len(dropped)
-
     @abstractmethod
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
         """Carry every client its parts, and bring back what each of them answered."""
 
     def _open(self, at: At, ask: Ask, clients: Tensor) -> Collector:
-        tasks = self.named(ask)
-        collector = Collector(at, ask, tasks, self.population.jobs(clients, tasks[0], ask.rows), self.max_weight)
-        self._known |= {n: tree.take(p, 0) if collector.mean.rows else p for n, p in ask.send.items()}
-        replies.require_held(ask.tasks[0], ask.reuse, self._known)
+        tasks = named(self.tasks, ask)
+        collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), self.max_weight)
+        self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
+        checks.require_held(ask.tasks[0], ask.reuse, self._known)
         self._known |= collector.expect(self._known)
         return collector
 
@@ -92,9 +110,8 @@ class MessageLink(LocalLink):
                 what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
                 collector.lose(client, f"the answer cannot be checked: {what}")
 
-    def _close(self, collectors: list[Collector]) -> tuple[list[Reply], list[Drop]]:
-        answers: list[Reply] = []
-        dropped: list[Drop] = []
+    def _close(self, collectors: list[Collector]) -> Replies:
+        answers, dropped = [], list[Drop]()
         for collector in collectors:
             reply, bad, row = collector.close()
             self.ledger.add(replace(row, wire_down=collector.wire[0], wire_up=collector.wire[1]))
@@ -102,7 +119,7 @@ class MessageLink(LocalLink):
             dropped += bad
         if any(collector.requests for collector in collectors):  # none: nobody holds what was asked for
             good, task = sum(collector.good for collector in collectors), collectors[0].ask.tasks[0]
-            replies.require(good, self.min_replies, task, dropped)
+            checks.require(good, self.min_replies, task, dropped)
         return answers, dropped
 
 

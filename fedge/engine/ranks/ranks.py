@@ -1,23 +1,31 @@
-"""Several processes, one federation: every cohort is shared out, and one sum a phase brings the work together.
+"""Several processes, one federation: every cohort is shared out, and one sum per phase brings the work together.
 
-All ranks hold all clients and run the same algorithm on the same replies, so nothing but sums has to travel.
+All ranks hold all clients' examples and run the same algorithm on the same replies, so nothing but sums has to travel;
+for a rule that needs all uploads together, the uploads do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply, Task
-from fedge.engine.clients.population import Jobs
+from fedge.core import Algorithm, Ask, At, Combine, Drop, Payload, Task
+from fedge.engine.clients.directory import Jobs
+from fedge.engine.links.base_link import BaseLink, Replies, begins_anew
 from fedge.engine.ranks.process_group import Group, Processes, RankError
 from fedge.engine.simulator import Simulator
-from fedge.engine.uploads import replies
+from fedge.engine.uploads import checks
+from fedge.engine.uploads.intake import Total, new_total
+from fedge.engine.uploads.stacking import Stack
+from fedge.engine.uploads.streaming import Sums
 from fedge.federation import Federation
+from fedge.ledger import Ledger, Row
+
+CPU = torch.device("cpu")
 
 
 class Part(NamedTuple):
@@ -32,17 +40,18 @@ class Part(NamedTuple):
 class Done(NamedTuple):
     """What one rank, or in the end all of them, made of an ask."""
 
-    mean: replies.Mean
+    total: Total
     dropped: list[Drop]
     up: int
 
 
-class Ranks(Simulator):
-    """The simulator on every rank of a group; use it on all of them alike.
+class Ranks(BaseLink):
+    """A simulator on every rank of a group; use it on all of them alike.
 
     A client belongs to one rank from the phase in which it is first asked until the cohort is forgotten, because it
-    keeps things between phases; the examples to fold over are dealt out evenly. A wish to stop and a failure travel
-    with the sums, so all ranks leave after the same phase.
+    keeps things between phases; the examples to fold over are dealt out evenly. Where clients remember things from
+    round to round, a client belongs to the rank of its number for good. A wish to stop and a failure travel with the
+    sums, so all ranks leave after the same phase.
     """
 
     def __init__(
@@ -57,50 +66,96 @@ class Ranks(Simulator):
         self.group = Processes() if group is None else group
         self._stop: Callable[[], bool] = lambda: False
         self._stopping = False
-        super().__init__(algorithm, federation, device=self.group.place(device), **options)
+        self.simulator = Simulator(algorithm, federation, device=self.group.place(device), **options)
+        self.algorithm, self.runtime = algorithm, self.simulator.runtime
+        self.runtime.group = self.group
+        self.remembers = any(task.remembers or task.feedback for task in self.simulator.tasks.values())
+        self.forget()
+
+    @property
+    def ledger(self) -> Ledger:  # type: ignore[override]
+        return self.simulator.ledger
+
+    def begin(self, rows: Iterable[Row]) -> None:
+        self.simulator.begin(rows)
+
+    def share(self, at: At, beta: float) -> None:
+        self.simulator.share(at, beta)
 
     def forget(self) -> None:
-        super().forget()
+        """A new cohort holds nothing yet."""
         self._owner: dict[int, int] = {}  # client -> rank
         self._load = [0] * self.group.size  # examples to fold over, by rank
         self._known: Payload = {}  # one row's worth of what the cohort holds
 
-    def agreed(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
+    def settings(self) -> dict[str, Any]:
+        return self.simulator.settings() | {"ranks": self.group.size}
+
+    def restore(self, settings: Mapping[str, Any]) -> None:
+        same = settings.get("ranks", 1) == self.group.size  # else sums are in another order anyhow
+        self.simulator.restore({**settings, "ranks": 1 if same else 0})
+
+    def remembered(self, round: int) -> dict[str, Any]:
+        """What the clients of all ranks remember; every rank has to ask."""
+        return _merged(self.group.gather(_on(CPU, self.simulator.remembered(round)))) if self.remembers else {}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self.simulator.remember({name: self._mine(one) for name, one in memory.items()})
+
+    def _mine(self, one: Mapping[str, Any]) -> dict[str, Any]:
+        own = one["jobs"][:, 0] % self.group.size == self.group.rank
+        return {"jobs": one["jobs"][own], "leaves": tree.map_(lambda leaf: leaf[own], one["leaves"])}
+
+    def remembers_elsewhere(self) -> bool:
+        return self.remembers
+
+    def memory_bytes(self) -> int:
+        return sum(self.group.gather(self.simulator.memory_bytes())) if self.remembers else 0
+
+    def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
         """`stop` as all ranks see it: what any of them wanted when the last phase was summed."""
         self._stop, self._stopping = stop or (lambda: False), False
         return lambda: self._stopping
 
-    def all_asks(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> list[tuple[Reply, list[Drop], int]]:
+    @torch.no_grad()
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        if begins_anew(at, asks):
+            self.forget()
+        self.simulator.open(at, asks)
         parts = [self._part(ask, clients) for ask in asks]
         self._deal([part.jobs for part in parts])
         done, error = self._own(at, parts)
-        answers = []
+        answers, dropped = [], list[Drop]()
         for part, one in zip(parts, self._sum(at, parts, done, error), strict=True):
-            self.ledger.add(self._row(at, part.ask, part.tasks[0], part.jobs, one.up))
-            answers.append((one.mean.reply(), self._in_order(one.dropped, part.jobs), len(part.jobs.clients)))
-        return answers
+            self.ledger.add(self.simulator.row(at, part.ask, part.tasks[0], part.jobs, one.up))
+            answers.append(one.total.reply())
+            dropped += self._in_order(one.dropped, part.jobs)
+        if jobs := sum(len(part.jobs.clients) for part in parts):
+            checks.require(jobs - len(dropped), self.simulator.min_replies, asks[0].tasks[0], dropped)
+        return answers, dropped
 
     def _part(self, ask: Ask, clients: Tensor) -> Part:
-        tasks = self.named(ask)
-        jobs = self.population.jobs(clients, tasks[0], ask.rows)
+        tasks, jobs = self.simulator.jobs_of(ask, clients)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
-        replies.require_held(ask.tasks[0], ask.reuse, self._known)
+        checks.require_held(ask.tasks[0], ask.reuse, self._known)
         like: Payload = {}
         for task in tasks if len(jobs.clients) else ():
-            upload = replies.template(task, self._known)
+            upload = checks.template(task, self._known)
             self._known |= {name: upload[name] for name in task.keeps}
-            like |= {} if task.private else upload
+            like |= {} if task.private else checks.upload_template(task, self._known)
         return Part(ask, tasks, jobs, like)
 
     def _deal(self, phase: list[Jobs]) -> None:
         """Give each client that has none yet to the rank with the least to do, those with most work first."""
         work: dict[int, int] = {}
         for jobs in phase:
-            for client, size in zip(jobs.clients.tolist(), self.population.sizes(jobs.clients).tolist(), strict=True):
+            for client, size in zip(
+                jobs.clients.tolist(), self.simulator.population.sizes(jobs.clients).tolist(), strict=True
+            ):
                 if client not in self._owner:
                     work[client] = work.get(client, 0) + size
         for client, size in sorted(work.items(), key=lambda one: (-one[1], one[0])):
-            rank = self._load.index(min(self._load))
+            rank = client % self.group.size if self.remembers else self._load.index(min(self._load))
             self._owner[client] = rank
             self._load[rank] += size
 
@@ -111,22 +166,23 @@ class Ranks(Simulator):
             for part in parts:
                 mine = [self._owner[client] == self.group.rank for client in part.jobs.clients.tolist()]
                 jobs = Jobs(*(column[torch.tensor(mine, dtype=torch.bool)] for column in part.jobs))
-                done.append(Done(*self.work(at, part.ask, part.tasks, jobs)))
+                done.append(Done(*self.simulator.work(at, part.ask, part.tasks, jobs)))
         except Exception as error:
             return [self._nothing(part) for part in parts], error
         return done, None
 
     def _nothing(self, part: Part) -> Done:
-        return Done(self.new_mean(part.ask, part.tasks[0]), [], 0)
+        return Done(new_total(part.ask, part.tasks[0]), [], 0)
 
     def _sum(self, at: At, parts: list[Part], done: list[Done], error: Exception | None) -> list[Done]:
         """The one all-reduce of a phase. In float64, where the bytes and the addresses are exact as well."""
         address = at.round * 1000 + at.phase
         dropped = sum(len(one.dropped) for one in done)
         flags = [float(self._stop()), float(error is not None), dropped, address, *(one.up for one in done)]
-        sums = (piece for part, one in zip(parts, done, strict=True) for piece in _pieces(one.mean, part.like))
-        pieces = [torch.tensor(flags, dtype=torch.float64), *sums]
-        total = self.group.sum(torch.cat([piece.to(self.device, torch.float64).flatten() for piece in pieces]))
+        pieces = [torch.tensor(flags, dtype=torch.float64)]
+        for part, one in zip(parts, done, strict=True):
+            pieces += _pieces(one.total, part.like) if isinstance(one.total, Sums) else []
+        total = self.group.sum(torch.cat([piece.to(self.runtime.device, torch.float64).flatten() for piece in pieces]))
         stop, failed, lost, where, *up = total[: len(flags)].tolist()
         if failed:
             self.group.check(error)
@@ -135,8 +191,20 @@ class Ranks(Simulator):
         self._stopping = bool(stop)
         drops = self._all_dropped(done) if lost else [list[Drop]() for _ in done]
         rest = _Reader(total[len(flags) :])
-        means = [rest.mean(one.mean.rows, part.like) for part, one in zip(parts, done, strict=True)]
-        return [Done(mean, gone, int(size)) for mean, gone, size in zip(means, drops, up, strict=True)]
+        found: list[Total] = []
+        for part, one in zip(parts, done, strict=True):
+            if isinstance(one.total, Sums):
+                found.append(rest.sums(part.ask.combine, one.total.rows, part.like))
+            else:
+                found.append(self._all_uploads(one.total))
+        return [Done(whole, gone, int(size)) for whole, gone, size in zip(found, drops, up, strict=True)]
+
+    def _all_uploads(self, stack: Stack) -> Stack:
+        """The uploads of all ranks, on every rank."""
+        everybody = self.group.gather([piece.to(CPU) for piece in stack.pieces])
+        whole = Stack(stack.combine, stack.rows)
+        whole.pieces = [piece.to(self.runtime.device) for rank in everybody for piece in rank]
+        return whole
 
     def _all_dropped(self, done: list[Done]) -> list[list[Drop]]:
         everybody = self.group.gather([one.dropped for one in done])
@@ -146,12 +214,31 @@ class Ranks(Simulator):
         """As one process would find them: most examples first."""
         if not dropped:
             return dropped
-        order = self.population.sizes(jobs.clients).sort(descending=True, stable=True).indices
+        order = self.simulator.population.sizes(jobs.clients).sort(descending=True, stable=True).indices
         place = {client: at for at, client in reversed([*enumerate(jobs.clients[order].tolist())])}
         return sorted(dropped, key=lambda drop: place[drop.client])
 
 
-def _pieces(mean: replies.Mean, like: Payload) -> Iterator[Tensor]:
+def _on(device: torch.device, memory: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: one | {"leaves": tree.map_(lambda leaf: leaf.to(device), one["leaves"])} for name, one in memory.items()
+    }
+
+
+def _merged(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the clients of several ranks remember, as one: in the order of (client, row)."""
+    found: dict[str, Any] = {}
+    for name in sorted({name for rank in ranks for name in rank}):
+        there = [rank[name] for rank in ranks if name in rank]
+        jobs = torch.cat([one["jobs"] for one in there])
+        ranked = sorted((job, at) for at, job in enumerate(jobs.tolist()))
+        order = torch.tensor([at for _, at in ranked], dtype=torch.long)
+        leaves = {key: torch.cat([one["leaves"][key] for one in there])[order] for key in there[0]["leaves"]}
+        found[name] = {"jobs": jobs[order], "leaves": leaves}
+    return found
+
+
+def _pieces(mean: Sums, like: Payload) -> Iterator[Tensor]:
     """A mean as tensors in an order that all ranks know; zeros where there was nothing to add."""
     rows = () if mean.rows is None else (mean.rows,)
     yield torch.zeros(rows) if mean.clients is None else mean.clients
@@ -173,8 +260,8 @@ class _Reader:
         begin, self.at = self.at, self.at + size.numel()
         return self.flat[begin : self.at].view(size)
 
-    def mean(self, rows: int | None, like: Payload) -> replies.Mean:
-        mean, front = replies.Mean(rows), () if rows is None else (rows,)
+    def sums(self, combine: Combine, rows: int | None, like: Payload) -> Sums:
+        mean, front = Sums(combine, rows), () if rows is None else (rows,)
         clients = self.take(front)
         for name, leaves in like.items():
             mean.weights[name] = self.take(front)

@@ -1,0 +1,44 @@
+"""The largest numbers alone: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import Codec, Params
+
+VALUES, PLACES = "values", "places"
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    """The k = max(1, round(share d)) numbers of largest magnitude among all tensors of a part, and where they stand.
+
+    It is biased: without error feedback (`Compressed(..., feedback=True)`) small coordinates would never be heard.
+
+    Bytes: k (b + 4), b bytes per number and 4 per place.
+    """
+
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+            raise ValueError(
+                f"share is {self.share!r}, it must be above 0 and at most 1 (0.01: one number in a hundred)"
+            )
+
+    def encode(self, part: Params, key: Tensor) -> Params:
+        flat = torch.cat([leaf.flatten() for leaf in part.values()])
+        places = flat.abs().topk(max(1, round(self.share * tree.size(part)))).indices
+        return {VALUES: flat[places], PLACES: places.to(torch.int32)}
+
+    def decode(self, sent: Params, like: Params) -> Params:
+        sizes = [leaf.numel() for leaf in like.values()]
+        values = sent[VALUES]
+        flat = torch.zeros(sum(sizes), dtype=values.dtype, device=values.device)
+        flat = flat.scatter(0, sent[PLACES].long(), values)
+        pieces = flat.split(sizes)
+        return {name: piece.view(leaf.shape) for (name, leaf), piece in zip(like.items(), pieces, strict=True)}

@@ -1,0 +1,28 @@
+"""All uploads as they came, for the server's own arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedge.combine.stacked import coordinates
+from fedge.core import Combine, Payload
+
+
+@dataclass(frozen=True)
+class Gather(Combine):
+    """Hands the server every upload with its weight (`Reply.uploads`), in the order of the cohort; `mean` is theirs.
+
+    For rules that need single uploads, such as q-FedAvg's; not to keep a record of clients. Needs all uploads at once.
+    """
+
+    def together(self, uploads: Payload, weights: Tensor) -> Payload:
+        return coordinates(lambda leaf: _mean(leaf, weights), uploads)
+
+
+def _mean(leaf: Tensor, weights: Tensor) -> Tensor:
+    share = (weights.double() / weights.double().sum()).to(leaf.dtype)
+    mean: Tensor = torch.tensordot(share, leaf, dims=1)
+    return mean

@@ -1,0 +1,150 @@
+"""What clients remember from round to round, by (client, row): in a simulator for all of them, on a device for one.
+
+What a round writes becomes final when the next one begins, so a round that was given up and is done again finds what it
+found the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import At, Params, Payload
+
+Job = tuple[int, int]  # client, row
+SHARE = 0.25  # of a GPU's free memory: what is larger goes to the main memory
+
+
+class Written(NamedTuple):
+    """What some jobs remembered in one phase: every leaf [J, ...]."""
+
+    at: At
+    jobs: Sequence[Job]
+    parts: Payload
+
+
+class Table:
+    """One part of all jobs that have it: tensors that double when they are full, so that space follows clients seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.slots: dict[Job, int] = {}
+        self.leaves: Params = {}
+
+    def put(self, jobs: Sequence[Job], part: Params) -> None:
+        for job in jobs:
+            self.slots.setdefault(job, len(self.slots))
+        if not self.leaves or len(self.slots) > len(next(iter(self.leaves.values()))):
+            self._grow(part)
+        for name, leaf in part.items():
+            here = self.leaves[name]
+            here[torch.tensor([self.slots[job] for job in jobs], device=here.device)] = leaf.to(here.device)
+
+    def _grow(self, like: Params) -> None:
+        room = 1 << (len(self.slots) - 1).bit_length()
+        for name, leaf in like.items():
+            old = self.leaves.get(name)
+            size = room * leaf[0].nbytes
+            device = self.device if old is None else old.device
+            if device.type == "cuda" and size > SHARE * torch.cuda.mem_get_info(device)[0]:
+                device = torch.device("cpu")
+            new = torch.zeros(room, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+            if old is not None:
+                new[: len(old)] = old.to(device)
+            self.leaves[name] = new
+
+    def get(self, jobs: Sequence[Job], device: torch.device) -> Params:
+        """[J, ...]; a job that has none gets zeros."""
+        index = torch.tensor([self.slots.get(job, -1) for job in jobs])
+        known = index >= 0
+        found = {name: leaf[index.clamp(min=0).to(leaf.device)].to(device) for name, leaf in self.leaves.items()}
+        if bool(known.all()):
+            return found
+        return tree.map_(lambda leaf: torch.where(_beside(known.to(device), leaf), leaf, torch.zeros_like(leaf)), found)
+
+    @property
+    def nbytes(self) -> int:
+        """What the jobs seen so far take."""
+        return sum(leaf[0].nbytes * len(self.slots) for leaf in self.leaves.values())
+
+
+def _beside(flags: Tensor, leaf: Tensor) -> Tensor:
+    return flags.view(-1, *[1] * (leaf.dim() - 1))
+
+
+class ClientMemory:
+    """Tables by part, and what this round has written so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.tables: dict[str, Table] = {}
+        self.written: list[Written] = []
+
+    def begin(self, at: At) -> None:
+        """A phase begins: earlier rounds are final, and what a former try at this phase wrote never was."""
+        for one in self.written:
+            if one.at.round < at.round:
+                self._keep(one)
+        self.written = [one for one in self.written if one.at.round == at.round and one.at.phase < at.phase]
+
+    def settle(self, round: int) -> None:
+        """Rounds up to this one are final; anything later was given up."""
+        for one in self.written:
+            if one.at.round <= round:
+                self._keep(one)
+        self.written = []
+
+    def _keep(self, one: Written) -> None:
+        for name, part in one.parts.items():
+            self.tables.setdefault(name, Table(self.device)).put(one.jobs, part)
+
+    def knows(self, name: str, jobs: Sequence[Job]) -> list[bool]:
+        slots = self.tables[name].slots if name in self.tables else {}
+        fresh = {job for one in self.written if name in one.parts for job in one.jobs}
+        return [job in slots or job in fresh for job in jobs]
+
+    def get(self, name: str, jobs: Sequence[Job]) -> Params:
+        """A part of these jobs, [J, ...]; zeros where there is none. Some job must have it."""
+        found = self.tables[name].get(jobs, self.device) if name in self.tables else {}
+        places = {job: place for place, job in enumerate(jobs)}
+        for one in list(self.written):
+            pairs = [(places[job], at) for at, job in enumerate(one.jobs) if job in places and name in one.parts]
+            if not pairs:
+                continue
+            part = one.parts[name]
+            if not found:
+                found = {key: leaf.new_zeros(len(jobs), *leaf.shape[1:]) for key, leaf in part.items()}
+            to, source = (torch.tensor(side, device=self.device) for side in zip(*pairs, strict=True))
+            found = {key: leaf.index_copy(0, to, part[key][source]) for key, leaf in found.items()}
+        return found
+
+    def put(self, at: At, jobs: Sequence[Job], parts: Payload) -> None:
+        if parts and jobs:
+            self.written.append(Written(at, jobs, parts))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self.tables.values())
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, settled: tensors and names alone."""
+        return {
+            name: {
+                "jobs": torch.tensor(list(table.slots), dtype=torch.long).view(-1, 2),
+                "leaves": {key: leaf[: len(table.slots)] for key, leaf in table.leaves.items()},
+            }
+            for name, table in self.tables.items()
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """What `state` gave, in place of everything here."""
+        self.tables, self.written = {}, []
+        for name, one in state.items():
+            jobs = [(int(client), int(row)) for client, row in one["jobs"].tolist()]
+            self.tables[name] = Table(self.device)
+            if jobs:
+                self.tables[name].put(jobs, one["leaves"])

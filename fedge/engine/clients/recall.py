@@ -1,0 +1,112 @@
+"""What a stack of simulated jobs remembers: found before a task, kept after it, what codecs left out included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedge import tree
+from fedge.core import At, Payload, Task
+from fedge.engine.clients.directory import Jobs
+from fedge.engine.clients.memory import ClientMemory
+from fedge.engine.uploads.checks import finite_jobs
+from fedge.engine.uploads.coding import code, codec_key, is_coded, left_out
+from fedge.ledger import payload_bytes
+
+
+class Mine(NamedTuple):
+    """What jobs remember from now on, [J, ...], and which of them may: what is not finite is forgotten."""
+
+    parts: Payload
+    good: Tensor  # [J]
+
+
+class Remembering(Protocol):
+    @property
+    def mine(self) -> Mine | None: ...
+
+
+class Recall:
+    """The memory of all clients, seen from a stack of jobs."""
+
+    def __init__(self, memory: ClientMemory, device: torch.device) -> None:
+        self.memory, self.device = memory, device
+
+    def parts(
+        self,
+        task: Task,
+        sent: Payload,
+        dims: dict[str, int | None],
+        jobs: Jobs,
+        before: Sequence[Remembering],
+    ) -> Payload:
+        """What these jobs remember for a task, [J, ...]; `before` are the tasks that they did in the same ask."""
+        pairs = jobs.pairs()
+        found = {name: self._one(name, pairs) for name in task.remembers}
+        for mine in (one.mine for one in before if one.mine is not None):
+            for name in task.remembers:
+                if name in mine.parts:
+                    part, known = found[name]
+                    found[name] = _chosen(mine.good, mine.parts[name], part), known | mine.good
+        if all(bool(known.all()) for _, known in found.values()):
+            return {name: part for name, (part, _) in found.items()}
+        assert task.first is not None
+        first = self._first(task, sent, dims, jobs)
+        return {name: _chosen(known, part, first[name]) for name, (part, known) in found.items()}
+
+    def _one(self, name: str, pairs: list[tuple[int, int]]) -> tuple[tree.Params, Tensor]:
+        known = torch.tensor(self.memory.knows(name, pairs), device=self.device)
+        return (self.memory.get(name, pairs) if bool(known.any()) else {}), known
+
+    def _first(self, task: Task, sent: Payload, dims: dict[str, int | None], jobs: Jobs) -> Payload:
+        def begin(sent: Payload, row: Tensor) -> Payload:
+            assert task.first is not None
+            return task.first(sent)
+
+        rows = jobs.rows.to(self.device)
+        some = {name: dims[name] for name in sent}
+        begun: Payload = vmap(begin, in_dims=(some, 0), randomness="error")(sent, rows)
+        return begun
+
+    def coded(
+        self, task: Task, jobs: Jobs, upload: Payload, client_keys: Tensor, position: int
+    ) -> tuple[Payload, int, Payload]:
+        """Uploads as the server sees them, the bytes that they took, and what the codec left out."""
+        left: Payload = {}
+        for name, part in upload.items() if task.feedback else ():
+            found = self._one(left_out(name), jobs.pairs())[0] if is_coded(_single(part)) else {}
+            left[name] = found or tree.zeros_like(part)
+        keys = codec_key(client_keys, position, jobs.rows).to(self.device)
+        done = vmap(lambda *args: code(task, *args), randomness="error")(upload, left, keys)
+        return done.seen, payload_bytes(done.sent), {left_out(name): part for name, part in done.left.items()}
+
+    def mine(self, parts: Payload, left: Payload) -> Mine | None:
+        """What is to be remembered of a task."""
+        whole = parts | left
+        if not whole:
+            return None
+        some = next(iter(next(iter(whole.values())).values()))
+        return Mine(whole, finite_jobs(whole, torch.ones(len(some), dtype=torch.bool, device=self.device)))
+
+    def keep(self, at: At, jobs: Jobs, mine: Mine) -> None:
+        pairs, parts = jobs.pairs(), mine.parts
+        if not bool(mine.good.all()):
+            chosen = mine.good.nonzero().flatten()
+            pairs = [pairs[i] for i in chosen.tolist()]
+            parts = {name: tree.take(part, chosen) for name, part in parts.items()}
+        self.memory.put(at, pairs, parts)
+
+
+def _single(part: tree.Params) -> tree.Params:
+    return tree.take(part, 0)
+
+
+def _chosen(known: Tensor, part: tree.Params, other: tree.Params) -> tree.Params:
+    """`part` where it is known, else `other`."""
+    if not part or not other:
+        return part or other
+    return tree.map_(lambda a, b: torch.where(known.view(-1, *[1] * (a.dim() - 1)), a, b), part, other)

@@ -1,0 +1,111 @@
+"""Uploads are checked before any arithmetic; a bad one is dropped and named."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedge.core import Drop, Payload, Task
+from fedge.engine.clients.run_task import finished, parted
+
+MAX_WEIGHT = 1e6
+
+
+class TooFewReplies(RuntimeError):
+    """A phase had fewer good uploads than it needs."""
+
+
+def template(task: Task, sent: Payload) -> Payload:
+    """What `finish` returns in this task: the fold over no batches has the same names, shapes and types."""
+    known = sent if task.first is None else {**sent, **task.first(sent)}
+    upload, _ = finished(task, known, task.start(known), torch.tensor(1), torch.tensor(0))
+    return upload
+
+
+def upload_template(task: Task, sent: Payload) -> Payload:
+    """The same without what the client remembers: what an upload is once it is decoded."""
+    return parted(task, template(task, sent))[0]
+
+
+def shape_fault(upload: Payload, like: Payload) -> str | None:
+    """Why one client's upload cannot be used, None if it can; of its values, see `value_fault`."""
+    names = {f"{part}/{name}" for part, leaves in upload.items() for name in leaves}
+    expected = {f"{part}/{name}" for part, leaves in like.items() for name in leaves}
+    if names != expected:
+        return f"upload has {sorted(names ^ expected)[0]!r} too many or too few"
+    for part, leaves in like.items():
+        for name, leaf in leaves.items():
+            got = upload[part][name]
+            if got.shape != leaf.shape:
+                return f"'{part}/{name}' has shape {list(got.shape)}, not {list(leaf.shape)}"
+            if got.dtype != leaf.dtype:
+                return f"'{part}/{name}' is {got.dtype}, not {leaf.dtype}"
+    return None
+
+
+def value_fault(upload: Payload, weight: Tensor, max_weight: float) -> str | None:
+    if weight.numel() != 1:
+        return f"the weight has shape {list(weight.shape)}, not one value"
+    number = float(weight)
+    if not math.isfinite(number) or not 0 < number <= max_weight:
+        return f"weight {number:g} is not in (0, {max_weight:g}]"
+    for part, leaves in upload.items():
+        for name, leaf in leaves.items():
+            if not bool(torch.isfinite(leaf).all()):
+                return f"'{part}/{name}' is not finite"
+    return None
+
+
+def good_jobs(uploads: list[tuple[Payload, Tensor]], max_weight: float) -> Tensor:
+    """Which of a stack of jobs passed every value check, [J]; the simulator's shapes are right by construction."""
+    good = torch.ones_like(uploads[0][1], dtype=torch.bool)
+    for upload, weight in uploads:
+        good &= (weight > 0) & (weight <= max_weight)  # false for NaN too
+        good &= finite_jobs(upload, good)
+    return good
+
+
+def finite_jobs(upload: Payload, good: Tensor) -> Tensor:
+    """Which of a stack of jobs have finite tensors alone, [J]; `good` is what to begin with."""
+    for leaves in upload.values():
+        for leaf in leaves.values():
+            good = good & torch.isfinite(_largest(leaf))
+    return good
+
+
+def weights_fit(weights: list[Tensor], max_weight: float) -> Tensor:
+    """Whether every weight is in its range; false for NaN too."""
+    together = torch.stack(weights)
+    return ((together > 0) & (together <= max_weight)).all()
+
+
+def _largest(leaf: Tensor) -> Tensor:
+    """The largest magnitude of every job, [J]: NaN and infinity survive it, and nothing is copied."""
+    flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)
+    if not flat.is_floating_point():
+        flat = flat.double()
+    largest: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
+    return largest
+
+
+def require_held(task: str, reuse: tuple[str, ...], held: Payload) -> None:
+    """A part that nobody sent or kept cannot be used again."""
+    for name in reuse:
+        if name not in held:
+            raise ValueError(
+                f"task '{task}' reuses '{name}', which this cohort does not hold: send it, or list it in the task's "
+                f"`keeps` (held: {sorted(held)})"
+            )
+
+
+def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
+    """Too few good uploads is an error that says what was wrong with the others."""
+    if good >= minimum:
+        return
+    why = "; ".join(f"client {d.client}: {d.reason}" for d in dropped[:3]) or "no client answered"
+    hint = "lower the required number of replies"
+    if any("not finite" in drop.reason for drop in dropped):
+        hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
+    raise TooFewReplies(f"task '{task}' has {good} good uploads, {minimum} needed ({why}): {hint}")

@@ -1,0 +1,90 @@
+"""Uploads that are merged as they come, for rules that stream: sums by row, and nothing else is kept."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedge.core import Combine, Params, Payload, Reply
+
+
+class Part(NamedTuple):
+    """Weighted sums over some jobs, by part; the weights; how many jobs: [] or, with rows, [rows]."""
+
+    sums: dict[str, Params]
+    totals: dict[str, Tensor]
+    clients: Tensor
+
+    def finite(self) -> Tensor:
+        """True only if every upload in it is finite: with positive weights, no sum hides a NaN or an infinity."""
+        ends = [leaf.sum() for leaves in self.sums.values() for leaf in leaves.values() if leaf.is_floating_point()]
+        total = ends[0] if ends else torch.zeros(())
+        for end in ends[1:]:
+            total = total + end
+        return torch.isfinite(total)
+
+
+class Sums:
+    """A streaming weighted mean, by row: sum_j w_j u_j / sum_j w_j over what `each` made of the jobs added so far."""
+
+    def __init__(self, combine: Combine, rows: int | None) -> None:
+        self.combine, self.rows = combine, rows
+        self.sums: Payload = {}
+        self.weights: dict[str, Tensor] = {}
+        self.clients: Tensor | None = None
+
+    def part(self, uploads: list[Payload], weights: list[Tensor], rows: Tensor) -> Part:
+        """The sums of these jobs alone: what `merge` takes, and a quick look at whether all of them are finite.
+
+        Stacked jobs [J, ...], one payload and weight per task, and the row position of every job, [J].
+        """
+        sums: dict[str, Params] = {}
+        totals: dict[str, Tensor] = {}
+        for upload, weight in zip(uploads, weights, strict=True):
+            total = self._by_row(weight.double(), rows)
+            for part, leaves in self.combine.each(upload).items():
+                sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
+                totals[part] = total
+        return Part(sums, totals, self._by_row(torch.ones_like(weights[0]), rows))
+
+    def merge(self, part: Part) -> None:
+        self.clients = part.clients if self.clients is None else self.clients + part.clients
+        for name, leaves in part.sums.items():
+            if name not in self.sums:
+                self.sums[name], self.weights[name] = leaves, part.totals[name]
+                continue
+            for key, leaf in leaves.items():
+                self.sums[name][key] += leaf
+            self.weights[name] = self.weights[name] + part.totals[name]
+
+    def _sum(self, leaf: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
+        weight = weight.to(leaf.dtype if leaf.is_floating_point() else torch.float32)
+        if self.rows is None:
+            flat = leaf.to(weight.dtype).reshape(len(leaf), -1)
+            return torch.mv(flat.t(), weight).view(leaf.shape[1:])
+        weighted = leaf * weight.view(-1, *[1] * (leaf.dim() - 1))
+        out = weighted.new_zeros(self.rows, *leaf.shape[1:])
+        return out.index_add_(0, rows, weighted)
+
+    def _by_row(self, values: Tensor, rows: Tensor) -> Tensor:
+        if self.rows is None:
+            return values.sum()
+        return values.new_zeros(self.rows).index_add_(0, rows, values)
+
+    def reply(self) -> Reply:
+        """The means; a row that nobody answered holds zeros and counts no clients."""
+        if self.clients is None:
+            return Reply({}, torch.zeros(() if self.rows is None else (self.rows,), dtype=torch.long))
+        mean: Payload = {}
+        for part, sums in self.sums.items():
+            safe = torch.where(self.weights[part] > 0, self.weights[part], 1.0)
+            mean[part] = {name: leaf / _beside(safe, leaf) for name, leaf in sums.items()}
+        return Reply(mean, self.clients.long())
+
+
+def _beside(weight: Tensor, leaf: Tensor) -> Tensor:
+    """A weight, or one for every row, in the type and the dimensions of a leaf."""
+    weight = weight.to(leaf.dtype)
+    return weight.view(-1, *[1] * (leaf.dim() - 1)) if weight.dim() else weight

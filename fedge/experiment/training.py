@@ -1,0 +1,41 @@
+"""The table [train] of an experiment file: one flat table for what `fedge.train` takes in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedge.engine import Engine
+from fedge.engine.runtime import Precision
+from fedge.train import Observe
+
+
+@dataclass(frozen=True)
+class Training:
+    """The fields of [train]."""
+
+    rounds: int
+    cohort: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+    evaluate_every: int = 1
+    evaluate_train: bool = False
+    checkpoint_every: int = 10
+    precision: Precision = "fp32"
+    compile: bool = False
+    chunk: int | None = None
+    workers: int | None = None
+
+
+def engine_of(table: Mapping[str, Any]) -> Engine:
+    return Engine(**{one.name: table[one.name] for one in fields(Engine) if one.name in table})
+
+
+def observe_of(table: Mapping[str, Any]) -> Observe:
+    return Observe(**{one.name: table[one.name] for one in fields(Observe) if one.name in table})
+
+
+def basics_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """rounds, cohort and seed, as `train` takes them."""
+    return {name: table[name] for name in ("rounds", "cohort", "seed") if name in table}

@@ -1,0 +1,65 @@
+"""What can be refused before any work is done, with an error that says what to do."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from torch import Tensor
+
+from fedge.core import Algorithm, Params
+from fedge.engine.links.base_link import BaseLink
+from fedge.engine.runtime import Runtime
+from fedge.federation import Federation
+from fedge.handle import cross_entropy
+
+
+def check_arguments(algorithm: Any, federation: Any, seed: Any) -> None:
+    """The slips that would otherwise surface deep inside."""
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"the first argument is {_kind(algorithm)}, it must be an algorithm such as FedAvg(model)")
+    if not isinstance(federation, Federation):
+        raise TypeError(f"the second argument is {_kind(federation)}, it must be a Federation(data, lists)")
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed is {seed!r}, it must be a whole number")
+
+
+def _kind(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def check_link(algorithm: Algorithm[Any], link: BaseLink) -> None:
+    own = link.algorithm
+    if own is not algorithm:
+        raise ValueError(f"the link was made for another {type(own).__name__}: make one with this algorithm object")
+
+
+def check_model(algorithm: Algorithm[Any], runtime: Runtime, params: Params) -> None:
+    """One example through the model; torch's own errors say neither what nor why."""
+    x, y = runtime.x, runtime.y
+    if y.is_floating_point() and algorithm.loss is cross_entropy:
+        raise ValueError(
+            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or another loss="
+        )
+    try:
+        algorithm.check(runtime.handle, params, x, y)
+        runtime.handle.check_loss(params, x[:2], y[:2])
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"the model cannot take an example of shape {list(x.shape[1:])} and type {x.dtype}: {error}"
+        ) from error
+
+
+def check_start(fresh: Any, state: Any) -> None:
+    """An earlier run's state must be of this algorithm and of this model; what one of them lacks is not compared."""
+    if isinstance(fresh, dict) and isinstance(state, dict):
+        for name in fresh:
+            if name not in state:
+                raise ValueError(f"start is the run of another algorithm: its state has no {name!r}")
+            check_start(fresh[name], state[name])
+    elif isinstance(fresh, list) and isinstance(state, list):
+        for one, other in zip(fresh, state, strict=False):
+            check_start(one, other)
+    elif isinstance(fresh, Tensor) and isinstance(state, Tensor) and fresh.shape != state.shape:
+        shapes = f"{list(state.shape)}, here it is {list(fresh.shape)}"
+        raise ValueError(f"start is the run of another model: a tensor of its state has shape {shapes}")
