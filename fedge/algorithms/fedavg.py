@@ -14,7 +14,8 @@ from torch import nn
 from fedge import tree
 from fedge.algorithms import schedule
 from fedge.algorithms.local import LocalTraining
-from fedge.algorithms.optimisers import SGD, Adam, Moments, Optimiser, Spectral, has_momentum
+from fedge.algorithms.optimisers import SGD, Adam, Moments, Optimiser, has_momentum
+from fedge.algorithms.spectral import Spectral
 from fedge.checks import at_least_one, choice, non_negative, positive, unit_interval
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
@@ -39,11 +40,11 @@ class FedAvg(Algorithm[State]):
     "sgd" with `momentum` and `weight_decay`, "adam" with `weight_decay`, "spectral" with both (momentum 0.95 unless it
     is given); at the server "sgd" and "spectral" with `server_momentum`, "adam" with `server_betas` and `server_eps`.
 
-    With `carry_momentum` local momentum does not start at zero: clients upload their last, and its weighted mean is where
-    the next cohort starts.
+    With `carry_momentum` local momentum does not start at zero: clients upload their last, and its weighted mean is
+    where the next cohort starts.
 
-    Bytes per round, d parameters of b bytes, cohort c: down c d b, up c (d b + 4); with lr_decay < 1 also down c b; with
-    carry_momentum down 2 c d b, up c (2 d b + 4).
+    Bytes per round, d parameters of b bytes, cohort c: down c d b, up c (d b + 4); with lr_decay < 1 also down c b;
+    with carry_momentum down 2 c d b, up c (2 d b + 4).
     """
 
     model: nn.Module

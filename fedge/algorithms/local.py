@@ -32,8 +32,8 @@ class LocalTraining:
         g_i = bend(gradient at w_i), shortened to `clip`
         w_{i+1} = optimiser's step along g_i of size  lr * (round's factor) * (1 - (1 - inner_decay) i / (n - 1))
 
-    With inner_decay < 1 a client needs its own n in advance: a first, private task ("pace") works it out from the number
-    of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps.
+    With inner_decay < 1 a client needs its own n in advance: a first, private task ("pace") works it out from the
+    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps.
     """
 
     optimiser: Optimiser
@@ -98,7 +98,7 @@ class LocalTraining:
         round = schedule.factor(sent)
         if self.inner_decay == 1:
             return round
-        inner = 1 - sent[PACE]["fall"] * carry["taken"]
+        inner: Tensor = 1 - sent[PACE]["fall"] * carry["taken"]
         return inner if round is None else round * inner
 
     def _pace(self) -> Task:

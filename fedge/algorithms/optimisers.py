@@ -1,7 +1,7 @@
 """Optimisers as pure functions on dicts of tensors; the same ones serve at the clients and at the server.
 
-`start` makes the state, `step` takes one step of size `lr`, which a `factor` may shrink (`schedule`). SGD and Adam follow
-torch.optim to the last operation, so that a client here and a plain loop there agree to rounding.
+`start` makes the state, `step` takes one step of size `lr`, which a `factor` may shrink (`schedule`). SGD and Adam
+follow torch.optim to the last operation, so that a client here and a plain loop there agree to rounding.
 """
 
 from __future__ import annotations

@@ -29,18 +29,18 @@ def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
     485 times themselves; a matrix of zeros stays zero.
     """
     a, b, c = QUINTIC
-    x = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.mT if tall else matrix
     x = x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
     one = torch.eye(x.shape[0], dtype=x.dtype, device=x.device)
     for _ in range(iterations):
         gram = x @ x.mT
         x = (a * one + b * gram + c * (gram @ gram)) @ x
-    return x.mT if matrix.shape[0] > matrix.shape[1] else x
+    return x.mT if tall else x
 
 
 def matrices(params: Params, last_layer: bool) -> list[str]:
-    """The parameters that take spectral steps: two or more axes; the last of them, by name order in the module, only
-    if `last_layer` says so."""
+    """The parameters that take spectral steps: those with two or more axes; the last one only with `last_layer`."""
     found = [name for name, leaf in params.items() if leaf.ndim >= 2]
     return found if last_layer else found[:-1]
 
@@ -54,8 +54,8 @@ class Spectral:
     input and output move equally far, however small their singular values.
 
     A parameter with two or more axes is a matrix: a weight [out, ...] is taken as [out, rest]. The last of them is the
-    output layer's weight and moves as vectors do unless `last_layer` is set. U V^T is that of `orthogonal`, with so many
-    `iterations`.
+    output layer's weight and moves as vectors do unless `last_layer` is set. U V^T is that of `orthogonal`, with so
+    many `iterations`.
 
         scale "shape": a matrix moves by lr sqrt(max(1, rows / columns)) U V^T
         scale "norm":  a matrix moves by lr (1 - beta) |n|_F U V^T / |U V^T|_F, as far as n itself would
