@@ -7,6 +7,7 @@ from typing import Any
 
 from .grid import Grid, Problem, Setting
 from .store import Line, Store
+from .work import rank
 
 
 def text(grid: Grid, store: Store) -> str:
@@ -97,21 +98,15 @@ def tuning_table(grid: Grid, problem: Problem, store: Store) -> str:
         trials = store.of("trial", problem.name, name)
         last = {str(line["setting"]): line for line in sorted(trials, key=lambda line: line["rounds"])}
         if last:
-            ranked = sorted(
-                last.values(), key=lambda line: (-line["rounds"], _to(line, problem), -line["accuracy"][-1])
-            )
-            rows.append((name, "; ".join(tried(line, problem) for line in ranked)))
+            ranked = sorted(last.values(), key=lambda line: (-line["rounds"], rank(grid, line)))
+            rows.append((name, "; ".join(tried(grid, line) for line in ranked)))
     head = ("method", f"settings: rounds to held-out {problem.held_out:g}, held-out accuracy after so many rounds")
     return table(head, rows) if rows else ""
 
 
-def _to(line: Line, problem: Problem) -> float:
-    return next((i + 1 for i, value in enumerate(line["accuracy"]) if value >= problem.held_out), float("inf"))
-
-
-def tried(line: Line, problem: Problem) -> str:
-    at = _to(line, problem)
-    end = "diverged" if line["diverged"] else f"{100 * line['accuracy'][-1]:.1f} % after {line['rounds']}"
+def tried(grid: Grid, line: Line) -> str:
+    diverged, at, accuracy = rank(grid, line)
+    end = "diverged" if diverged else f"{-100 * accuracy:.1f} % after {line['rounds']}"
     return f"{setting(line['setting'])}: {'-' if at == float('inf') else at}, {end}"
 
 

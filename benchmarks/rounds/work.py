@@ -38,9 +38,9 @@ class Bench:
         first, second = self.grid.tuning["rounds"]
         going: dict[str, Going] = {}
         trials = [self.trial(row, setting, first, going) for setting in row.method.settings]
-        kept = sorted(trials, key=self.rank)[: self.grid.tuning["keep"]]
+        kept = sorted(trials, key=lambda line: rank(self.grid, line))[: self.grid.tuning["keep"]]
         again = [self.trial(row, line["setting"], second, going) for line in kept]
-        chosen: Setting = min(again, key=self.rank)["setting"]
+        chosen: Setting = min(again, key=lambda line: rank(self.grid, line))["setting"]
         return chosen
 
     def trial(self, row: Row, setting: Setting, rounds: int, going: dict[str, Going]) -> Line:
@@ -58,13 +58,6 @@ class Bench:
         before = len(begun.records)
         measure.advance(begun, row, rounds, seed, self.device, self.stop)
         return self.keep(line, begun, row, before, began)
-
-    def rank(self, line: Line) -> tuple[bool, float, float]:
-        """Fewest rounds to the held-out target first, then the highest accuracy at the end."""
-        target = self.grid.problems[line["problem"]].held_out
-        at = next((i for i, value in enumerate(line["accuracy"]) if value >= target), float("inf"))
-        last = line["accuracy"][-self.grid.tuning["last"] :]
-        return line["diverged"], at, -(mean(last) if last else 0.0)
 
     # -- results
 
@@ -116,6 +109,13 @@ class Bench:
             rates: list[float] = sorted(line["wall"] / line["wall_rounds"] for line in known)
             return rounds * rates[len(rates) // 2]
         return roughly(self.grid, row, rounds)
+
+
+def rank(grid: Grid, line: Line) -> tuple[bool, float, float]:
+    """Trials in order: fewest rounds to the held-out target first, then the highest accuracy at the end."""
+    target, last = grid.problems[line["problem"]].held_out, line["accuracy"][-grid.tuning["last"] :]
+    at = next((i + 1 for i, value in enumerate(line["accuracy"]) if value >= target), float("inf"))
+    return line["diverged"], at, -(mean(last) if last else 0.0)
 
 
 def roughly(grid: Grid, row: Row, rounds: int) -> float:
