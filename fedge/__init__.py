@@ -1,7 +1,7 @@
 """fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet."""
 
 from fedge import data, models, partition
-from fedge.algorithms import Averaged, DataSharing, FedAvg, FedDANE, FedOVA, FisherLBFGS
+from fedge.algorithms import SGD, Adam, Averaged, DataSharing, FedAvg, FedCM, FedDANE, FedOVA, FisherLBFGS, Spectral
 from fedge.codecs import Cast, Quantise, TopK
 from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
@@ -15,6 +15,8 @@ from fedge.train import Observe, train
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "Adam",
     "Algorithm",
     "Ask",
     "Averaged",
@@ -26,6 +28,7 @@ __all__ = [
     "DataSharing",
     "Engine",
     "FedAvg",
+    "FedCM",
     "FedDANE",
     "FedOVA",
     "Federation",
@@ -39,6 +42,7 @@ __all__ = [
     "Reply",
     "Run",
     "RunFolderError",
+    "Spectral",
     "Task",
     "TopK",
     "TrimmedMean",

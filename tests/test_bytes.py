@@ -10,7 +10,7 @@ from fedge.engine import Loopback, Simulator
 
 DATA = fedge.data.load("digits")
 FEDERATION = fedge.Federation(DATA, fedge.partition.labels_per_client(DATA.train_y, 50, labels=2, seed=0))
-C, B = 5, 4  # cohort, bytes a scalar
+C, B = 5, 4  # cohort, bytes per scalar
 
 
 def model(outputs: int = 10):
@@ -56,6 +56,14 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
     "fedavg_decay": (fedge.FedAvg(model(), lr_decay=0.9), *[(C * D * B + C * B, C * (D * B + 4))] * 2),
     "feddane_decay": (fedge.FedDANE(model(), lr_decay=0.9), *[(2 * C * D * B + C * B, 2 * C * (D * B + 4))] * 2),
     "diagonal_decay": (lbfgs(lr_decay=0.9), *[(C * D * B + C * B, C * (2 * D * B + 8))] * 2),
+    "inner_decay": (fedge.FedAvg(model(), inner_decay=0.5), *[(C * D * B, C * (D * B + 4))] * 2),
+    "spectral": (fedge.FedAvg(model(), optimiser="spectral"), *[(C * D * B, C * (D * B + 4))] * 2),
+    "spectral_server": (fedge.FedAvg(model(), server_optimiser="spectral"), *[(C * D * B, C * (D * B + 4))] * 2),
+    "carried": (
+        fedge.FedAvg(model(), optimiser="spectral", carry_momentum=True, lr_decay=0.9),
+        *[(2 * C * D * B + C * B, C * (2 * D * B + 4))] * 2,
+    ),
+    "fedcm": (fedge.FedCM(model()), *[(2 * C * D * B, C * (D * B + B + 4))] * 2),
     "averaged": (fedge.Averaged(fedge.FedAvg(model())), *[(C * D * B, C * (D * B + 4))] * 2),
     "sharing": (fedge.DataSharing(fedge.FedAvg(model()), 0.2), *[(C * D * B, C * (D * B + 4))] * 2),
 }

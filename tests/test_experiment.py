@@ -577,6 +577,44 @@ def test_algorithms_are_the_ones_python_would_make() -> None:
 # Plans and folders
 
 
+OPTIMISERS = """
+[[algorithm]]
+name = "fedavg"
+optimiser = {name = "spectral", momentum = 0.9, vector_lr = "none"}
+server_optimiser = {name = "adam", betas = [0.8, 0.9]}
+carry_momentum = true
+
+[[algorithm]]
+name = "fedova"
+[algorithm.inner]
+name = "fedavg"
+optimiser = "spectral"
+momentum = 0.98
+inner_decay = 0.2
+server_optimiser = "spectral"
+server_momentum = 0.5
+
+[[algorithm]]
+name = "fedcm"
+alpha = 0.3
+"""
+
+
+def test_optimisers_are_names_or_tables() -> None:
+    head = SMALL[: SMALL.index("[[algorithm]]")]
+    experiment = parse(tomllib.loads(head + OPTIMISERS))
+    again = parse(tomllib.loads(toml.dump(experiment.table())))
+    assert again == experiment
+    fedavg, fedova, fedcm = build(again).algorithms.values()
+    assert fedavg.optimiser == fedge.Spectral(0.9, vector_lr=None)
+    assert fedavg.server_optimiser == fedge.Adam((0.8, 0.9))
+    assert (fedova.inner.optimiser, fedova.inner.momentum, fedova.inner.inner_decay) == ("spectral", 0.98, 0.2)
+    assert fedcm.alpha == 0.3
+    for wrong in ('"spectrl"', '{name = "spectral", momentun = 0.9}', '{name = "sgd", eps = 1}', "{momentum = 0.9}"):
+        with pytest.raises(ExperimentError, match=r"optimiser is .*expected one of 'sgd', 'adam', 'spectral' or a tab"):
+            parse(tomllib.loads(head + f'[[algorithm]]\nname = "fedavg"\noptimiser = {wrong}'))
+
+
 def test_the_next_free_folder(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SMALL)

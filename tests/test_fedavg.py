@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedge
-from fedge.algorithms.local import clipped
+from fedge.algorithms.optimisers import clipped
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.reference.fedavg import fedavg

@@ -47,9 +47,11 @@ def test_the_recursion_reads_dot_products_only() -> None:
     assert float((one - other).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize(("cohort", "clip"), [("same", None), ("new", None), ("same", 0.4)])
-def test_feddane_against_the_plain_loop(cohort: str, clip: float | None) -> None:
-    options = {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3, "clip": clip}
+@pytest.mark.parametrize(
+    ("cohort", "clip", "inner"), [("same", None, 1.0), ("new", None, 1.0), ("same", 0.4, 0.3), ("new", None, 0.3)]
+)
+def test_feddane_against_the_plain_loop(cohort: str, clip: float | None, inner: float) -> None:
+    options = {"lr": 0.1, "epochs": 2, "batch_size": 4, "mu": 0.3, "clip": clip, "inner_decay": inner}
     federation = ragged(toy_data())
     run = fedge.train(fedge.FedDANE(toy_model(), cohort=cohort, **options), federation, rounds=3, cohort=4, seed=9)
     cohorts = cohorts_of(federation, 3, 4, 9, fresh=(True, cohort == "new"))

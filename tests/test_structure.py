@@ -130,4 +130,4 @@ def test_exported_names_exist_and_are_complete() -> None:
     public = {name for name in vars(fedge) if not name.startswith("_")}
     submodules = {path.stem for path in ROOT.iterdir()}
     assert public - submodules <= set(fedge.__all__)
-    assert fedge.__all__ == sorted(fedge.__all__)
+    assert fedge.__all__ == sorted(fedge.__all__, key=lambda name: (not name.isupper(), name))

@@ -1,17 +1,21 @@
-"""One file a paper. Every algorithm is a frozen dataclass of hyper-parameters against the contract of `core`."""
+"""One file per paper. Every algorithm is a frozen dataclass of hyper-parameters against the contract of `core`."""
 
 from typing import Any
 
 from fedge.algorithms.averaged import Averaged
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.fedavg import FedAvg
+from fedge.algorithms.fedcm import FedCM
 from fedge.algorithms.feddane import FedDANE
 from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
+from fedge.algorithms.optimisers import SGD, Adam
+from fedge.algorithms.spectral import Spectral
 from fedge.core import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedavg": FedAvg,
+    "fedcm": FedCM,
     "feddane": FedDANE,
     "fisher_lbfgs": FisherLBFGS,
     "fedova": FedOVA,
@@ -19,4 +23,16 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "averaged": Averaged,
 }
 
-__all__ = ["ALGORITHMS", "Averaged", "DataSharing", "FedAvg", "FedDANE", "FedOVA", "FisherLBFGS"]
+__all__ = [
+    "ALGORITHMS",
+    "SGD",
+    "Adam",
+    "Averaged",
+    "DataSharing",
+    "FedAvg",
+    "FedCM",
+    "FedDANE",
+    "FedOVA",
+    "FisherLBFGS",
+    "Spectral",
+]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from fedge.algorithms.wrapper import Wrapper
-from fedge.core import Algorithm, Flow, Model, Params, Share
+from fedge.core import Algorithm, Flow, Share
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,27 +29,6 @@ class DataSharing(Wrapper[Any]):
         if isinstance(self.inner, DataSharing):
             raise ValueError("data is shared once: add up the two betas instead of nesting DataSharing")
 
-    def init(self, params: Params) -> Any:
-        return self.inner.init(params)
-
     def setup(self, state: Any) -> Flow[Any]:
         yield Share(self.beta)
         return (yield from self.inner.setup(state))
-
-    def round(self, state: Any) -> Flow[Any]:
-        return self.inner.round(state)
-
-    def adopt(self, state: Any) -> Any:
-        return self.inner.adopt(state)
-
-    def notes(self, state: Any) -> dict[str, Any]:
-        return self.inner.notes(state)
-
-    def params(self, state: Any) -> Params:
-        return self.inner.params(state)
-
-    def with_params(self, state: Any, params: Params) -> Any:
-        return self.inner.with_params(state, params)
-
-    def scores(self, model: Model, state: Any, x: Tensor) -> Tensor:
-        return self.inner.scores(model, state, x)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import clipped
+from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import average
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
@@ -32,7 +33,8 @@ class FedDANE(Algorithm[State]):
     With `clip`, a gradient of the local problem that is longer is shortened to it.
 
     Bytes a round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b;
-    with lr_decay < 1 (the local step size is lr * lr_decay^t) also down c b.
+    with lr_decay < 1 (the local step size is lr * lr_decay^t, and falls to inner_decay times that within a round) also
+    down c b.
     """
 
     model: nn.Module
@@ -43,11 +45,13 @@ class FedDANE(Algorithm[State]):
     mu: float = 0.1
     cohort: Literal["same", "new"] = "same"
     clip: float | None = None
+    inner_decay: float = 1.0
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
         schedule.check(self.lr_decay)
+        schedule.check(self.inner_decay, "inner_decay")
         at_least_one("epochs", self.epochs)
         at_least_one("batch_size", self.batch_size, optional=True)
         non_negative("mu", self.mu)
@@ -58,23 +62,23 @@ class FedDANE(Algorithm[State]):
         def total(sent: Payload, batch: Batch) -> Params:
             return tree.scale(batch.examples, model.grad(sent["params"], batch))
 
-        def start(sent: Payload) -> Carry:
-            return sent["params"], tree.sub(sent["mean_grad"], sent["grad"])
+        def correction(sent: Payload) -> Params:
+            return tree.sub(sent["mean_grad"], sent["grad"])
 
-        def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
-            params, correction = carry
-            pull = tree.axpy(self.mu, tree.sub(params, sent["params"]), correction)
-            step = schedule.scaled(sent, clipped(self.clip, tree.add(model.grad(params, batch), pull)))
-            return tree.axpy(-self.lr, step, params), correction
+        def corrected(sent: Payload, correction: Params, params: Params, grad: Params) -> Params:
+            return tree.add(grad, tree.axpy(self.mu, tree.sub(params, sent["params"]), correction))
 
-        def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
-            return {"delta": tree.sub(carry[0], sent["params"])}, examples.float()
+        def upload(sent: Payload, carry: Carry) -> Payload:
+            return {"delta": tree.sub(carry["params"], sent["params"])}
 
         return {
             "gradient": average("grad", total, keeps=("grad",)),
             "anchor": average("grad", total, keeps=("grad",), private=True),
-            "solve": Task(start, step, finish, self.epochs, self.batch_size),
+            **self._local().tasks("solve", model, upload, hold=correction, bend=corrected),
         }
+
+    def _local(self) -> LocalTraining:
+        return LocalTraining(SGD(), self.lr, self.epochs, self.batch_size, self.clip, self.inner_decay)
 
     def init(self, params: Params) -> State:
         return {"params": params, **schedule.begin(self.lr_decay)}
@@ -87,7 +91,8 @@ class FedDANE(Algorithm[State]):
         gathered = yield Ask("gradient", {"params": w})
         g, shrunk = gathered.mean["grad"], schedule.part(self.lr_decay, state)
         if self.cohort == "new":
-            solved = yield Ask(("anchor", "solve"), {"params": w, "mean_grad": g, **shrunk}, cohort="new")
+            tasks = self._local().asked("anchor", "solve")
+            solved = yield Ask(tasks, {"params": w, "mean_grad": g, **shrunk}, cohort="new")
         else:
-            solved = yield Ask("solve", {"mean_grad": g, **shrunk}, reuse=("params", "grad"))
+            solved = yield Ask(self._local().asked("solve"), {"mean_grad": g, **shrunk}, reuse=("params", "grad"))
         return {"params": tree.add(w, solved.mean["delta"]), **schedule.after(self.lr_decay, state)}

@@ -93,6 +93,10 @@ class FedOVA(Wrapper[State]):
         known = [self.inner.adopt(one) for one in state[: self.classes]]
         return known + [self.inner.init(start) for _ in range(self.classes - len(state))]
 
+    def setup(self, state: State) -> Flow[State]:
+        """Nothing: only sharing data is set up, and that goes around FedOVA."""
+        return Algorithm.setup(self, state)
+
     def round(self, state: State) -> Flow[State]:
         """Every class's own flow, in step: asks of the same kind travel together, and each gets its own row back."""
         state = list(state)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedge import tree
 from fedge.algorithms import schedule
 from fedge.algorithms.lbfgs import direction, is_safe
-from fedge.algorithms.local import clipped
+from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import PASS_BATCH, average
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
@@ -106,7 +107,7 @@ class FisherLBFGS(Algorithm[State]):
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
         return {
-            "train": self._train(model),
+            **self._train(model),
             "gradient": average("grad", self._gradient(model), **self._batches()),
             "diagonal": average("diagonal", self._diagonal(model), **self._batches()),
             "product": average("product", self._product(model), **self._batches()),
@@ -119,20 +120,13 @@ class FisherLBFGS(Algorithm[State]):
             return {"batch_size": PASS_BATCH}
         return {"batch_size": self.batch_size, "batches": self.batches}
 
-    def _train(self, model: Model) -> Task:
-        def start(sent: Payload) -> Carry:
-            return sent["params"]
+    def _train(self, model: Model) -> Mapping[str, Task]:
+        def upload(sent: Payload, carry: Carry) -> Payload:
+            return {"grad": tree.sub(sent["params"], carry["params"])}
 
-        def step(sent: Payload, params: Carry, batch: Batch) -> Carry:
-            grad = clipped(self.clip, model.grad(params, batch))
-            if self.weight_decay:
-                grad = tree.axpy(self.weight_decay, params, grad)
-            return tree.axpy(-self.local_lr, schedule.scaled(sent, grad), params)
-
-        def finish(sent: Payload, params: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
-            return {"grad": tree.sub(sent["params"], params)}, examples.float()
-
-        return Task(start, step, finish, self.epochs, self.batch_size)
+        rule = SGD(weight_decay=self.weight_decay)
+        local = LocalTraining(rule, self.local_lr, self.epochs, self.batch_size, self.clip)
+        return local.tasks("train", model, upload)
 
     def _gradient(self, model: Model) -> Any:
         return lambda sent, batch: tree.scale(batch.examples, model.grad(sent["params"], batch))

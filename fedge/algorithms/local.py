@@ -1,79 +1,119 @@
-"""Local optimisers as pure functions: what torch.optim does, one tensor tree at a time.
-
-State starts at zero for every client in every round. Both follow torch.optim to the last operation, so that a client
-here and a plain loop there agree to rounding. What was `sent` may shrink the step (`schedule`).
-"""
+"""Local training: E epochs of steps from the parameters that were sent. One task for every algorithm that has it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from fedge import tree
-from fedge.algorithms.schedule import scaled
-from fedge.core import Params, Payload
+from fedge.algorithms import schedule
+from fedge.algorithms.optimisers import Moments, Optimiser, clipped
+from fedge.core import Batch, Carry, Model, Params, Payload, Task
 
-Moments = dict[str, Params | Tensor]
+PACE = "pace"  # the task, and the part that it leaves with the client
+
+Upload = Callable[[Payload, Carry], Payload]
+Bend = Callable[[Payload, Params, Params, Params], Params]  # sent, held, parameters, gradient -> gradient
 
 
-def clipped(most: float | None, grad: Params) -> Params:
-    """g min(1, most / |g|), over all tensors together, as torch.nn.utils.clip_grad_norm_ has it.
+def _nothing(sent: Payload) -> Params:
+    return {}
 
-    One large gradient among thousands can ruin a client's network for good, and the server's with it. A step of plain
-    SGD is then at most lr * most long.
+
+def _straight(sent: Payload, held: Params, params: Params, grad: Params) -> Params:
+    return grad
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Steps i = 0, 1, ..., n - 1 of the optimiser over the batches of E epochs, from sent["params"].
+
+        g_i = bend(gradient at w_i), shortened to `clip`
+        w_{i+1} = optimiser's step along g_i of size  lr * (round's factor) * (1 - (1 - inner_decay) i / (n - 1))
+
+    With inner_decay < 1 a client needs its own n in advance: a first, private task ("pace") works it out from the
+    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps.
     """
-    if most is None:
-        return grad
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in grad.values()]))
-    return tree.scale((most / (norm + 1e-6)).clamp(max=1.0), grad)
 
-
-@dataclass(frozen=True)
-class SGD:
-    """v <- mu v + (g + lambda w);  w <- w - lr v."""
-
+    optimiser: Optimiser
     lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    epochs: int
+    batch_size: int | None
+    clip: float | None = None
+    inner_decay: float = 1.0
+    measured: bool = False
 
-    def start(self, params: Params) -> Moments:
-        return {"v": tree.zeros_like(params)} if self.momentum else {}
+    def asked(self, *names: str) -> tuple[str, ...]:
+        """The tasks to ask for, where the training is among `names`."""
+        return names if self.inner_decay == 1 else (PACE, *names)
 
-    def step(self, params: Params, grad: Params, state: Moments, sent: Payload | None = None) -> tuple[Params, Moments]:
-        if self.weight_decay:
-            grad = tree.axpy(self.weight_decay, params, grad)
-        if self.momentum:
-            grad = tree.axpy(self.momentum, state["v"], grad)  # type: ignore[arg-type]
-            state = {"v": grad}
-        return tree.axpy(-self.lr, scaled(sent or {}, grad), params), state
+    def tasks(
+        self,
+        name: str,
+        model: Model,
+        upload: Upload,
+        *,
+        hold: Callable[[Payload], Params] = _nothing,
+        bend: Bend = _straight,
+        moments: Callable[[Payload], Moments] | None = None,
+    ) -> dict[str, Task]:
+        """The training under this name, and what has to go before it.
 
+        `upload` makes the upload from what was sent and from the carry at the end: its params, moments and, if
+        measured, length. `hold` is computed once, for `bend`; `moments` replaces the optimiser's own start.
+        """
 
-@dataclass(frozen=True)
-class Adam:
-    """m <- b1 m + (1-b1) g,  v <- b2 v + (1-b2) g^2,  w <- w - lr m^ / (sqrt(v^) + eps); decay enters g."""
+        def start(sent: Payload) -> Carry:
+            params = sent["params"]
+            state = self.optimiser.start(params) if moments is None else moments(sent)
+            return {"params": params, "moments": state, "held": hold(sent), **self._counters(params)}
 
-    lr: float
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+        def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
+            params = carry["params"]
+            grad = clipped(self.clip, bend(sent, carry["held"], params, model.grad(params, batch)))
+            factor = self._factor(sent, carry)
+            params, state = self.optimiser.step(params, grad, carry["moments"], self.lr, factor)
+            return {"params": params, "moments": state, "held": carry["held"], **self._counted(carry, factor)}
 
-    def start(self, params: Params) -> Moments:
+        def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
+            return upload(sent, carry), examples.float()
+
+        train = {name: Task(start, step, finish, self.epochs, self.batch_size)}
+        return train if self.inner_decay == 1 else {PACE: self._pace(), **train}
+
+    def _counters(self, params: Params) -> dict[str, Tensor]:
         like = next(iter(params.values()))
-        zeros = tree.zeros_like(params)
-        return {"m": zeros, "v": zeros, "t": torch.zeros((), dtype=like.dtype, device=like.device)}
+        names = [*(("taken",) if self.inner_decay != 1 else ()), *(("length",) if self.measured else ())]
+        return {name: like.new_zeros(()) for name in names}
 
-    def step(self, params: Params, grad: Params, state: Moments, sent: Payload | None = None) -> tuple[Params, Moments]:
-        b1, b2 = self.betas
-        if self.weight_decay:
-            grad = tree.axpy(self.weight_decay, params, grad)
-        t = torch.add(state["t"], 1)  # type: ignore[arg-type]
-        m = tree.map_(lambda a, g: a + (g - a) * (1 - b1), state["m"], grad)  # type: ignore[arg-type]
-        v = tree.map_(lambda a, g: a * b2 + (1 - b2) * g * g, state["v"], grad)  # type: ignore[arg-type]
-        size, root = self.lr / (1 - torch.pow(b1, t)), (1 - torch.pow(b2, t)).sqrt()
-        step = tree.map_(lambda a, c: size * a / (c.sqrt() / root + self.eps), m, v)
-        return tree.sub(params, scaled(sent or {}, step)), {"m": m, "v": v, "t": t}
+    def _counted(self, carry: Carry, factor: Tensor | None) -> dict[str, Tensor]:
+        found = {"taken": carry["taken"] + 1} if "taken" in carry else {}
+        if self.measured:
+            found["length"] = carry["length"] + (self.lr if factor is None else self.lr * factor)
+        return found
 
+    def _factor(self, sent: Payload, carry: Carry) -> Tensor | None:
+        """What shrinks this step: the round's factor, the place within the round, both, or nothing."""
+        round = schedule.factor(sent)
+        if self.inner_decay == 1:
+            return round
+        inner: Tensor = 1 - sent[PACE]["fall"] * carry["taken"]
+        return inner if round is None else round * inner
 
-Optimiser = SGD | Adam
+    def _pace(self) -> Task:
+        """How much the step size falls from one step to the next; from one example, so at the cost of nothing."""
+
+        def start(sent: Payload) -> Carry:
+            return next(iter(sent["params"].values())).new_zeros(())
+
+        def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
+            return carry + batch.examples
+
+        def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
+            size = examples if self.batch_size is None else self.batch_size
+            steps = self.epochs * ((examples + (size - 1)) // size)
+            fall = (1 - self.inner_decay) / (steps - 1).clamp(min=1).to(carry.dtype)
+            return {PACE: {"fall": fall}}, examples.float()
+
+        return Task(start, step, finish, batch_size=1, batches=1, keeps=(PACE,), private=True)

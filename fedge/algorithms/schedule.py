@@ -1,22 +1,23 @@
-"""A local step size that shrinks from round to round: lr_t = lr * decay^t.
+"""Local step sizes that shrink: from round to round, lr_t = lr * decay^t, and from step to step within a round.
 
-The factor travels with the parameters, one number a client, so that client work stays one task and the engine's
-recorded step stays one recording. With decay = 1 nothing is sent and nothing is kept.
+The round's factor travels with the parameters, one number per client, so that client work stays one task and the
+engine's recorded step stays one recording. With decay = 1 nothing is sent and nothing is kept.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedge import tree
-from fedge.core import Params, Payload
+from torch import Tensor
+
+from fedge.core import Payload
 
 PART = "schedule"
 
 
-def check(decay: float) -> None:
+def check(decay: float, name: str = "lr_decay") -> None:
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
-        raise ValueError(f"lr_decay is {decay!r}, it must be above 0 and at most 1 (1: the step size stays)")
+        raise ValueError(f"{name} is {decay!r}, it must be above 0 and at most 1 (1: the step size stays)")
 
 
 def begin(decay: float) -> dict[str, Any]:
@@ -37,6 +38,6 @@ def part(decay: float, state: dict[str, Any]) -> Payload:
     return {PART: {"factor": like.new_full((), decay ** state["round"])}}
 
 
-def scaled(sent: Payload, step: Params) -> Params:
-    """A local step, shrunk by the factor that was sent, if any."""
-    return tree.scale(sent[PART]["factor"], step) if PART in sent else step
+def factor(sent: Payload) -> Tensor | None:
+    """The factor that was sent, if any."""
+    return sent[PART]["factor"] if PART in sent else None

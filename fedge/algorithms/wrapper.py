@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedge.core import Algorithm, Loss, Model, Params, S, Task
+from fedge.core import Algorithm, Flow, Loss, Model, Params, S, Task
 
 
 class Wrapper(Algorithm[S]):
-    """A frozen dataclass with `inner`; what has nothing to do with the state is that of the inner algorithm."""
+    """A frozen dataclass with `inner`, and all else that of the inner algorithm: its state too.
+
+    One whose state is another overrides every method that is given or returns a state.
+    """
 
     inner: Algorithm[Any]
 
@@ -31,3 +34,30 @@ class Wrapper(Algorithm[S]):
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.inner.losses(scores, y)
+
+    def init(self, params: Params) -> S:
+        state: S = self.inner.init(params)
+        return state
+
+    def setup(self, state: S) -> Flow[S]:
+        return self.inner.setup(state)
+
+    def round(self, state: S) -> Flow[S]:
+        return self.inner.round(state)
+
+    def adopt(self, state: S) -> S:
+        adopted: S = self.inner.adopt(state)
+        return adopted
+
+    def notes(self, state: S) -> dict[str, Any]:
+        return self.inner.notes(state)
+
+    def params(self, state: S) -> Params:
+        return self.inner.params(state)
+
+    def with_params(self, state: S, params: Params) -> S:
+        changed: S = self.inner.with_params(state, params)
+        return changed
+
+    def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
+        return self.inner.scores(model, state, x)

@@ -19,6 +19,7 @@ from fedge.experiment.fields import Table, fields_of
 from fedge.experiment.labels import place
 from fedge.experiment.parsing import Experiment, inside
 from fedge.experiment.parts import ALGORITHM, MODEL, PARTITION, wraps
+from fedge.experiment.values import made
 from fedge.federation import Federation
 from fedge.train import cohorts
 
@@ -91,16 +92,17 @@ def make_algorithm(
 ) -> Algorithm[Any]:
     """An algorithm around a model, or around the algorithm that it wraps."""
     kind = ALGORITHM.chosen(table, where)
-    values = {key: value for key, value in table.items() if key not in ("name", "label", "inner")}
-    if "classes" in fields_of(kind):
-        values.setdefault("classes", data.classes)
+    hints = {key: field.hint for key, field in fields_of(kind).items()}
+    given = {key: value for key, value in table.items() if key not in ("name", "label", "inner")}
+    if "classes" in hints:
+        given.setdefault("classes", data.classes)
     if wraps(kind):
         wanted = getattr(kind, "inner_outputs", None) or outputs
-        values["inner"] = make_algorithm(table["inner"], inside(where, table["inner"]), data, model, wanted)
+        given["inner"] = make_algorithm(table["inner"], inside(where, table["inner"]), data, model, wanted)
     else:
-        values["model"] = model(outputs or _outputs(data))
+        given["model"] = model(outputs or _outputs(data))
     with at(where):
-        algorithm: Algorithm[Any] = kind(**values)
+        algorithm: Algorithm[Any] = kind(**{key: made(value, hints[key]) for key, value in given.items()})
     return algorithm
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -29,6 +30,9 @@ def is_plain(hint: Any) -> bool:
         return bool(members) and all(map(is_plain, members))
     if get_origin(hint) in LISTS:
         return all(is_plain(item) for item in get_args(hint) if item is not ...)
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return all(is_plain(hints[one.name]) for one in dataclasses.fields(hint))
     return get_origin(hint) is Literal or hint in SINGULAR
 
 
@@ -45,6 +49,8 @@ def convert(value: Any, hint: Any) -> Any:
             return value
     elif get_origin(hint) in LISTS:
         return _convert_list(value, hint)
+    elif dataclasses.is_dataclass(hint):
+        return _convert_table(value, hint)
     elif type(value) is hint or (hint is float and type(value) is int):
         return value
     raise Mismatch
@@ -71,7 +77,35 @@ def expected(hint: Any) -> str:
         items = get_args(hint)
         count = f"{len(items)} " if _is_fixed(hint) else ""
         return f"a list of {count}{PLURAL.get(items[0], expected(items[0]))}"
+    if dataclasses.is_dataclass(hint):
+        names = [one.name for one in dataclasses.fields(hint)]
+        return f"a table {{name = {_spelt(hint)!r}, ...}} with {', '.join(names)}"
     return SINGULAR.get(hint, str(hint))
+
+
+def made(value: Any, hint: Any) -> Any:
+    """A converted value as what it stands for: a table as an object of the class that its name chooses."""
+    kinds = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
+    for kind in kinds if isinstance(value, dict) else ():
+        if value["name"] == _spelt(kind):
+            return kind(**{key: one for key, one in value.items() if key != "name"})  # type: ignore[operator]
+    return value
+
+
+def _spelt(kind: Any) -> str:
+    """A class's name as tables have it."""
+    name: str = kind.__name__
+    return name.lower()
+
+
+def _convert_table(value: Any, hint: Any) -> Any:
+    """{name = "spectral", momentum = 0.9}: the name of a dataclass and its fields, defaults filled in."""
+    hints = get_type_hints(hint)
+    fields = {one.name: one.default for one in dataclasses.fields(hint)}
+    if not isinstance(value, dict) or value.get("name") != _spelt(hint) or value.keys() - fields.keys() - {"name"}:
+        raise Mismatch
+    given = {key: convert(one, hints[key]) for key, one in value.items() if key != "name"}
+    return {"name": value["name"], **fields, **given}
 
 
 def _convert_union(value: Any, hint: Any) -> Any:

@@ -32,6 +32,7 @@ def solve(
     lr: float,
     mu: float,
     clip: float | None = None,
+    inner_decay: float = 1.0,
     loss: Loss | None,
 ) -> Tensor:
     """w_k - w_t after SGD on F_k(w) + <g - grad F_k(w_t), w - w_t> + mu/2 ||w - w_t||^2."""
@@ -40,7 +41,8 @@ def solve(
     correction = g - gradient(module, x, y, loss)
     local = copy.deepcopy(module)
     rule = torch.optim.SGD(local.parameters(), lr=lr)
-    for batch in batches:
+    for i, batch in enumerate(batches):
+        rule.param_groups[0]["lr"] = lr * (1 - (1 - inner_decay) * i / max(1, len(batches) - 1))
         rule.zero_grad()
         # Not `flat`: the surrogate is differentiated through this vector.
         moved = torch.cat([param.reshape(-1) for param in local.parameters()]) - start
@@ -64,6 +66,7 @@ def feddane(
     batch_size: int | None,
     mu: float,
     clip: float | None = None,
+    inner_decay: float = 1.0,
     weight: Weight = by_examples,
     loss: Loss | None = None,
 ) -> Params:
@@ -82,7 +85,8 @@ def feddane(
         deltas, weights = [], []
         for k in phases[1]:
             batches = order(t, 1, k, epochs, batch_size)
-            deltas.append(solve(model, clients[k], batches, g, lr=lr, mu=mu, clip=clip, loss=loss))
+            options = {"lr": lr, "mu": mu, "clip": clip, "inner_decay": inner_decay}
+            deltas.append(solve(model, clients[k], batches, g, **options, loss=loss))
             weights.append(weight(len(clients[k][1])))
         w = w + weighted_mean(deltas, weights)
     return named(module, w)

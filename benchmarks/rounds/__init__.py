@@ -1,0 +1,1 @@
+"""How many rounds, bytes and gradients a method needs to reach an accuracy: `python -m benchmarks.rounds`."""

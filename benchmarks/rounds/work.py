@@ -1,0 +1,145 @@
+"""A row from its first trial to its last seed, within the time that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean
+
+from . import measure
+from .grid import Grid, Row, Setting
+from .measure import Going, OutOfTime
+from .store import Line, Store, key
+
+
+@dataclass
+class Bench:
+    """Where, until when, and what is known."""
+
+    grid: Grid
+    store: Store
+    device: str
+    deadline: float  # on the clock of `measure.now`
+    say: Callable[[str], None] = print
+
+    def stop(self) -> bool:
+        return measure.now() > self.deadline
+
+    def do(self, row: Row) -> None:
+        """Tune, then train with every seed; what is stored is not done again."""
+        setting = self.tune(row)
+        for seed in self.grid.final["seeds"]:
+            self.final(row, setting, seed)
+
+    # -- tuning
+
+    def tune(self, row: Row) -> Setting:
+        """Successive halving over the settings; the chosen one."""
+        first, second = self.grid.tuning["rounds"]
+        going: dict[str, Going] = {}
+        trials = [self.trial(row, setting, first, going) for setting in row.method.settings]
+        kept = sorted(trials, key=lambda line: rank(self.grid, line))[: self.grid.tuning["keep"]]
+        again = [self.trial(row, line["setting"], second, going) for line in kept]
+        chosen: Setting = min(again, key=lambda line: rank(self.grid, line))["setting"]
+        return chosen
+
+    def trial(self, row: Row, setting: Setting, rounds: int, going: dict[str, Going]) -> Line:
+        """A setting on held-out data, from where its earlier stage ended if that is still there."""
+        seed = self.grid.tuning["seed"]
+        line = self.line("trial", row, setting, rounds, seed)
+        if (known := self.store.get(*key(line))) is not None:
+            return known
+        name = str(setting)
+        begun = going.get(name)
+        self.in_time(row, rounds - (len(begun.records) if begun else 0))
+        began = measure.now()
+        if begun is None:
+            begun = going[name] = measure.start(row, setting, self.grid, seed, self.grid.tuning["validation"])
+        before = len(begun.records)
+        measure.advance(begun, row, rounds, seed, self.device, self.stop)
+        return self.keep(line, begun, row, before, began)
+
+    # -- results
+
+    def final(self, row: Row, setting: Setting, seed: int) -> Line:
+        rounds = row.problem.rounds
+        line = self.line("run", row, setting, rounds, seed)
+        if (known := self.store.get(*key(line))) is not None:
+            return known
+        self.in_time(row, rounds)
+        began = measure.now()
+        going = measure.start(row, setting, self.grid, seed)
+        measure.advance(going, row, rounds, seed, self.device, self.stop, judge_train=bool(row.problem.train))
+        last = [record["test_accuracy"] for record in going.records[-self.grid.final["last"] :]]
+        line |= {"final": mean(last) if last else None, "final_late": measure.late_accuracy(going)}
+        return self.keep(line, going, row, 0, began)
+
+    # -- both
+
+    def line(self, kind: str, row: Row, setting: Setting, rounds: int, seed: int) -> Line:
+        names = {"kind": kind, "problem": row.problem.name, "method": row.method.name}
+        return {**names, "setting": setting, "rounds": rounds, "seed": seed}
+
+    def keep(self, line: Line, going: Going, row: Row, before: int, began: float) -> Line:
+        wall = measure.now() - began
+        found = measure.described(going, row, self.grid)
+        if line["kind"] == "trial":
+            del found["to"]
+        took = {"wall": round(wall, 3), "wall_rounds": len(going.records) - before}
+        line |= found | took | measure.machine(self.device)
+        self.store.add(line)
+        last = f"{100 * line['accuracy'][-1]:.1f} %" if line["accuracy"] else "nothing"
+        state = ", diverged" if line["diverged"] else ""
+        where = f"{line['kind']} {row.name} {line['setting']} seed {line['seed']}"
+        self.say(f"{where}: {last} after {len(going.records)} rounds{state}, {wall:.1f} s")
+        return line
+
+    def in_time(self, row: Row, rounds: int) -> None:
+        """Do not begin what will not be finished."""
+        if measure.now() + 0.9 * self.seconds(row, rounds) > self.deadline:
+            raise OutOfTime
+
+    def seconds(self, row: Row, rounds: int) -> float:
+        """What a run of so many rounds will take: as the stored ones did, or else roughly."""
+        lines = [*self.store.of("trial", row.problem.name, row.method.name)]
+        lines += self.store.of("run", row.problem.name, row.method.name)
+        here = measure.machine(self.device)["device"]
+        known = [line for line in lines if line["wall_rounds"] and line["device"] == here]
+        if known:
+            rates: list[float] = sorted(line["wall"] / line["wall_rounds"] for line in known)
+            return rounds * rates[len(rates) // 2]
+        return roughly(self.grid, row, rounds)
+
+
+def rank(grid: Grid, line: Line) -> tuple[bool, float, float]:
+    """Trials in order: fewest rounds to the held-out target first, then the highest accuracy at the end."""
+    target, last = grid.problems[line["problem"]].held_out, line["accuracy"][-grid.tuning["last"] :]
+    at = next((i + 1 for i, value in enumerate(line["accuracy"]) if value >= target), float("inf"))
+    return line["diverged"], at, -(mean(last) if last else 0.0)
+
+
+def roughly(grid: Grid, row: Row, rounds: int) -> float:
+    """Set-up and rounds of a run, from the file's rough costs."""
+    round = row.problem.round
+    round *= grid.cost["spectral"] if row.method.fixed.get("optimiser") == "spectral" else 1
+    round *= grid.cost["fedova"] if row.method.around == "fedova" else 1
+    return grid.cost["run"] + rounds * round
+
+
+def plan(bench: Bench, rows: list[Row]) -> list[tuple[str, int, float]]:
+    """(row, runs that are missing, seconds) for each row; the settings of a second stage are not known before."""
+    found = []
+    first, second = bench.grid.tuning["rounds"]
+    for row in rows:
+        problem, method = row.problem.name, row.method.name
+        trials = bench.store.of("trial", problem, method)
+        done = {rounds: sum(line["rounds"] == rounds for line in trials) for rounds in (first, second)}
+        work = [(first, len(row.method.settings) - done[first])]
+        work += [(second - first, bench.grid.tuning["keep"] - done[second])]
+        seeds = len(bench.grid.final["seeds"])
+        work += [(row.problem.rounds, seeds - len(bench.store.of("run", problem, method)))]
+        missing = sum(max(0, runs) for _, runs in work)
+        compiling = bench.grid.cost["method"] if not trials else 0.0
+        seconds = sum(max(0, runs) * bench.seconds(row, rounds) for rounds, runs in work)
+        found.append((row.name, missing, seconds + compiling if missing else 0.0))
+    return found

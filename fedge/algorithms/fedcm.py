@@ -1,0 +1,89 @@
+"""FedCM: Xu, Wang, Wang and Yao, FedCM: Federated Learning with Client-level Momentum, 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedge import tree
+from fedge.algorithms import schedule
+from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.optimisers import SGD
+from fedge.checks import at_least_one, non_negative, positive
+from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
+from fedge.handle import cross_entropy
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FedCM(Algorithm[State]):
+    """FedAvg whose clients mix the last round's mean direction into every local step.
+
+        w_k     = E epochs of steps  w <- w - lr (alpha g + (1 - alpha) Delta_t + weight_decay w),  from w_t
+        w_{t+1} = w_t + server_lr * sum_k n_k (w_k - w_t) / sum_k n_k
+        Delta_{t+1} = sum_k n_k (w_t - w_k) / sum_k n_k L_k,   L_k = the sum of client k's step sizes,  Delta_0 = 0
+
+    With equal step sizes and numbers of steps Delta is the mean update per local step, as in the paper; L_k is one
+    number per client and keeps it one where clients or step sizes differ. `lr_decay`, `inner_decay` and `clip` as in
+    FedAvg; what is clipped is the mixture. alpha = 1 is FedAvg.
+
+    Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up c (d b + b + 4); with lr_decay < 1 also
+    down c b.
+    """
+
+    model: nn.Module
+    lr: float = 0.1
+    alpha: float = 0.1
+    lr_decay: float = 1.0
+    inner_decay: float = 1.0
+    epochs: int = 5
+    batch_size: int | None = 15
+    weight_decay: float = 0.0
+    server_lr: float = 1.0
+    clip: float | None = None
+    loss: Loss = cross_entropy
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        schedule.check(self.lr_decay)
+        schedule.check(self.inner_decay, "inner_decay")
+        at_least_one("epochs", self.epochs)
+        at_least_one("batch_size", self.batch_size, optional=True)
+        non_negative("weight_decay", self.weight_decay)
+        positive("server_lr", self.server_lr)
+        positive("clip", self.clip, optional=True)
+        positive("alpha", self.alpha)
+        if self.alpha > 1:
+            raise ValueError(f"alpha is {self.alpha}, it must be at most 1 (1 is FedAvg)")
+
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        def mixed(sent: Payload, held: Params, params: Params, grad: Params) -> Params:
+            return tree.axpy(1 - self.alpha, sent["direction"], tree.scale(self.alpha, grad))
+
+        def upload(sent: Payload, carry: Carry) -> Payload:
+            return {"delta": tree.sub(carry["params"], sent["params"]), "length": {"sum": carry["length"]}}
+
+        return self._local().tasks("train", model, upload, bend=mixed)
+
+    def _local(self) -> LocalTraining:
+        rule = SGD(weight_decay=self.weight_decay)
+        size = (self.lr, self.epochs, self.batch_size)
+        return LocalTraining(rule, *size, self.clip, self.inner_decay, measured=True)
+
+    def init(self, params: Params) -> State:
+        return {"params": params, "direction": tree.zeros_like(params), **schedule.begin(self.lr_decay)}
+
+    def adopt(self, state: State) -> State:
+        return schedule.begin(self.lr_decay) | state
+
+    def round(self, state: State) -> Flow[State]:
+        w = state["params"]
+        send = {"params": w, "direction": state["direction"], **schedule.part(self.lr_decay, state)}
+        trained = yield Ask(self._local().asked("train"), send)
+        delta, length = trained.mean["delta"], trained.mean["length"]["sum"]
+        after = {"params": tree.axpy(self.server_lr, delta, w), "direction": tree.scale(-1 / length, delta)}
+        return {**after, **schedule.after(self.lr_decay, state)}

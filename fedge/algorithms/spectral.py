@@ -1,0 +1,126 @@
+"""Spectral steps: every weight matrix moves along U V^T of its momentum.
+
+Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; as Kronecker-factored curvature, Gupta,
+Koren and Singer, Shampoo: Preconditioned Stochastic Tensor Optimization, ICML 2018.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.checks import at_least_one, choice, non_negative, positive, unit_interval
+from fedge.core import Params
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Jordan et al.
+
+
+def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
+    """Nearly U V^T of M = U S V^T, [rows, columns], by Newton-Schulz steps: matrix products only.
+
+        X <- M / |M|_F;  repeatedly  G = X X^T,  X <- (a I + b G + c G^2) X
+
+    G is taken on the smaller side. Singular vectors stay as they are and every singular value s in (0, 1] moves by
+    s <- a s + b s^3 + c s^5. After five steps those above 0.0015 of |M|_F lie in [0.67, 1.21], smaller ones at about
+    485 times themselves; a matrix of zeros stays zero.
+    """
+    a, b, c = QUINTIC
+    tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.mT if tall else matrix
+    x = x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
+    one = torch.eye(x.shape[0], dtype=x.dtype, device=x.device)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = (a * one + b * gram + c * (gram @ gram)) @ x
+    return x.mT if tall else x
+
+
+def matrices(params: Params, last_layer: bool) -> list[str]:
+    """The parameters that take spectral steps: those with two or more axes; the last one only with `last_layer`."""
+    found = [name for name, leaf in params.items() if leaf.ndim >= 2]
+    return found if last_layer else found[:-1]
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """v <- beta v + g,  n = beta v + g (`nesterov`) or v;  w <- w - size * U V^T of n, for every matrix n = U S V^T.
+
+    Why: U V^T = (n n^T)^(-1/4) n (n^T n)^(-1/4), which is Shampoo's step with the Kronecker factors of this one matrix,
+    and so a step by its Kronecker-factored empirical Fisher, without an accumulation. All directions of a layer's
+    input and output move equally far, however small their singular values.
+
+    A parameter with two or more axes is a matrix: a weight [out, ...] is taken as [out, rest]. The last of them is the
+    output layer's weight and moves as vectors do unless `last_layer` is set. U V^T is that of `orthogonal`, with so
+    many `iterations`.
+
+        scale "shape": a matrix moves by lr sqrt(max(1, rows / columns)) U V^T
+        scale "norm":  a matrix moves by lr (1 - beta) |n|_F U V^T / |U V^T|_F, as far as n itself would
+        the rest moves by vector_lr (1 - beta) n, or by lr (1 - beta) n if vector_lr is None
+
+    `weight_decay` is apart from the gradient, whose length does not matter: w <- (1 - lr weight_decay) w first.
+    "shape" is for the steps of clients, "norm" for a server's step along the mean update (`Spectral.server`).
+
+    Cost of a step beside the gradient's: for r rows, c >= r columns, iterations * (4 r^2 c + 2 r^3) operations.
+    Bytes: none; with FedAvg's `carry_momentum` v travels, one more d down and up.
+    """
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    scale: Literal["shape", "norm"] = "shape"
+    vector_lr: float | None = 0.1
+    last_layer: bool = False
+    iterations: int = 5
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        unit_interval("momentum", self.momentum)
+        choice("scale", self.scale, ("shape", "norm"))
+        positive("vector_lr", self.vector_lr, optional=True)
+        at_least_one("iterations", self.iterations)
+        non_negative("weight_decay", self.weight_decay)
+
+    @classmethod
+    def server(cls, momentum: float = 0.5) -> Spectral:
+        """m <- mu m - mean update; every matrix becomes U V^T at m's length, and all moves by server_lr (1 - mu)."""
+        return cls(momentum, nesterov=False, scale="norm", vector_lr=None, last_layer=True)
+
+    def start(self, params: Params) -> dict[str, Params | Tensor]:
+        return {"v": tree.zeros_like(params)} if self.momentum else {}
+
+    def step(
+        self, params: Params, grad: Params, state: dict[str, Params | Tensor], lr: float, factor: Tensor | None = None
+    ) -> tuple[Params, dict[str, Params | Tensor]]:
+        v, state = self._accumulated(grad, state)
+        n = tree.axpy(self.momentum, v, grad) if self.nesterov and self.momentum else v
+        turned = matrices(params, self.last_layer)
+        moved = {}
+        for name, leaf in params.items():
+            size, along = self._matrix(n[name], lr) if name in turned else self._vector(n[name], lr)
+            if self.weight_decay:
+                along = torch.add(along, leaf, alpha=lr * self.weight_decay / size)
+            moved[name] = torch.add(leaf, along if factor is None else factor * along, alpha=-size)
+        return moved, state
+
+    def _accumulated(
+        self, grad: Params, state: dict[str, Params | Tensor]
+    ) -> tuple[Params, dict[str, Params | Tensor]]:
+        if not self.momentum:
+            return grad, state
+        v = tree.axpy(self.momentum, state["v"], grad)  # type: ignore[arg-type]
+        return v, {"v": v}
+
+    def _matrix(self, n: Tensor, lr: float) -> tuple[float, Tensor]:
+        """The step size and the direction."""
+        flat = n.flatten(1)
+        along = orthogonal(flat, self.iterations)
+        if self.scale == "shape":
+            return lr * max(1.0, flat.shape[0] / flat.shape[1]) ** 0.5, along.reshape(n.shape)
+        length = torch.linalg.vector_norm(along).clamp(min=torch.finfo(n.dtype).tiny)
+        return lr * (1 - self.momentum), (along * (torch.linalg.vector_norm(flat) / length)).reshape(n.shape)
+
+    def _vector(self, n: Tensor, lr: float) -> tuple[float, Tensor]:
+        return (lr if self.vector_lr is None else self.vector_lr) * (1 - self.momentum), n
