@@ -14,8 +14,8 @@ from fedge.engine.replies import TooFewReplies
 from fedge.engine.worker import ClientError
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
-from fedge.reproduce.pool import LostWorker
 from fedge.runfolder import RunFolderError
+from fedge.sweep.processes import LostWorker
 
 ASKED = 2  # what was asked for is not possible
 FAILED = 1  # it was possible, and went wrong
