@@ -25,7 +25,7 @@ from benchmarks.paper import measured, page, places
 from benchmarks.paper.claims import claims
 from benchmarks.paper.figures import _curve, draw, limits
 from benchmarks.paper.places import DATASETS, EXPERIMENTS, entries, grid
-from benchmarks.paper.tables import NOT_RUN, cells, spread, table
+from benchmarks.paper.tables import NOT_RUN, NOTHING, cells, spread, table
 from benchmarks.paper.tuned import dips, falls, tuning
 from benchmarks.readme import with_part
 from fedge import sweep
@@ -41,6 +41,7 @@ from fedge.sweep.hardware import hardware
 from fedge.sweep.runner import Listener, locked
 
 from . import paper
+from .facts import names, numbers
 
 FILES = Path(__file__).parents[1] / "benchmarks" / "paper"
 
@@ -346,12 +347,13 @@ def test_clipping_is_judged_beside_the_paper_and_beside_no_clipping(tmp_path: Pa
     for entry in wanted:
         if entry.cell == "fmnist-l2":
             store.add(fake(entry, finals[entry.label]))
-    assert [str(one) for one in claims(wanted, store)] == [
-        "fmnist-l2, clipped: FedOVA at least the paper's 89.4 %: 90.0 %, holds",
-        "fmnist-l2, clipped: FedOVA above our FedAvg: 90.00 and 79.00 %, holds",
-        "fmnist-l2: Clipped FedAvg above FedAvg: 79.00 and 80.00 %, does not hold",
-        "fmnist-l2: Clipped FedOVA above FedOVA: 90.00 and 85.00 %, holds",
+    assert facts(wanted, store) == [
+        (["fmnist-l2", "FedOVA", "paper"], [89.4, 90.0], True),
+        (["fmnist-l2", "FedOVA", "FedAvg"], [90.0, 79.0], True),
+        (["fmnist-l2", "Clipped FedAvg", "FedAvg"], [79.0, 80.0], False),
+        (["fmnist-l2", "Clipped FedOVA", "FedOVA"], [90.0, 85.0], True),
     ]
+    assert ["clipped" in line for line in said(wanted, store)] == [True, True, False, False]
 
 
 def test_the_page_shows_what_goes_beyond_the_paper_once_it_was_run(tmp_path: Path) -> None:
@@ -467,19 +469,21 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
             only_first.add(line | known | {"up_bytes": 3e6, "down_bytes": 3e6, "setup_bytes": 2e6})
     assert "fmnist-l2" not in " ".join(said(found, only_first)), "FedOVA was not run"
     cell = cells(found, only_first)["FedAvg"]["fmnist-l2"]
-    assert cell.text() == "17.5 ± 7.1, but 0 of 2 seeds diverged with lr 1e+30 (next best setting not run)"
+    assert numbers(cell.text()) == [17.5, 7.1, 0, 2, 1e30]
+    assert NOT_RUN in cell.text()
     only_first.add(only_first.lines[0] | {"failed": "it diverged"})
     for entry in found:
         if entry.label == "FedOVA":
             only_first.add(fake(entry, 0.9))
     cell = cells(found, only_first)["FedAvg"]["fmnist-l2"]
-    assert cell.text() == "22.5, but 1 of 2 seeds diverged with lr 1e+30 (next best setting not run)"
-    (claim,) = [one for one in claims(found, only_first) if "l2: FedOVA above our FedAvg" in one.said]
+    assert numbers(cell.text()) == [22.5, 1, 2, 1e30]
+    assert NOT_RUN in cell.text()
+    (claim,) = [one for one in claims(found, only_first) if names(one.said)[:3] == ["fmnist-l2", "FedOVA", "FedAvg"]]
     assert claim.holds is None
-    assert claim.said.endswith(f"cannot be said: {cell.text()}")
-    assert "| lr 1e+30, before the line above was chosen | 2 | 2.0, once 2.0 | 0 | 2.000 |" in measured.details(
-        found, only_first
-    )
+    assert claim.said.endswith(cell.text()), "why"
+    details = [line for line in measured.details(found, only_first).splitlines() if "1e+30" in line]
+    first = [numbers(line)[:6] for line in details]
+    assert [1e30, 2, 2.0, 2.0, 0, 2.0] in first, "lr, rounds, MB, MB once, dropped, seconds"
     again = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert len(Store(tmp_path / "results.jsonl").lines) == len(results.lines), again.output
 
@@ -511,7 +515,8 @@ def test_no_claim_rests_on_a_run_that_collapsed(tiny: Path, tmp_path: Path) -> N
 def test_a_run_that_collapsed_is_said_so() -> None:
     line = {"rounds": 200, "failed": None, "final_accuracy": 0.1, "best_accuracy": 0.9, "seconds_a_round": 1.0}
     fell = {**line, "test_accuracy": [0.9, 0.1]}
-    assert outcome(fell) == "10.0 % after 200 rounds, collapsed from 90.0 %, 1 s/round"
+    assert numbers(outcome(fell)) == [10.0, 200, 90.0, 1], "accuracy, rounds, the best, seconds per round"
+    assert "collapsed" in outcome(fell)
     assert "collapsed" not in outcome({**line, "test_accuracy": [0.9, 0.8]})
 
 
@@ -534,6 +539,18 @@ def test_a_grid_that_is_too_large_or_missing_is_refused(tiny: Path) -> None:
 
 
 # Tables
+
+
+def facts(wanted: list[Entry], store: Store) -> list[tuple[list[str], list[float], bool | None]]:
+    """The names and numbers of every claim, and whether it holds."""
+    return [(names(claim.said), numbers(claim.said), claim.holds) for claim in claims(wanted, store)]
+
+
+def row(text: str, *start: str) -> list[str]:
+    """The cells of the one row of a table that starts with these."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    (found,) = [cells for cells in rows if cells[: len(start)] == list(start)]
+    return found
 
 
 def said(wanted: list[Entry], store: Store) -> list[str]:
@@ -570,39 +587,43 @@ def test_a_table_shows_both_numbers_and_says_what_is_missing(tiny: Path, tmp_pat
             store.add(fake(entry, 0.5 + 0.1 * entry.seed))
         if entry.cell == "fmnist-l5" and entry.label == "FedOVA" and entry.seed == 0:
             store.add(fake(entry, 0.8))
-    lines = table(wanted, store).splitlines()
-    assert lines[0] == "| test accuracy, % | l = 2: paper | l = 2: ours | l = 5: paper | l = 5: ours |"
-    assert lines[2] == "| FedAvg | 10.0 | 55.0 ± 7.1 | – | not run |"
-    assert lines[3] == "| FedOVA | 99.0 | not run | – | 80.0 (1 of 2 seeds) |"
-    shown = measured.details(wanted, store).splitlines()
-    assert (
-        "| fmnist-l2 | FedAvg | lr 0.1, epochs 1, batch_size 20 (not tuned) | 4 | 2.0 ± 0.0, once 2.0 | 0, 0 |"
-        in shown[2]
-    )
-    assert shown[2].endswith(" | 0.500 ± 0.000 | a machine, fp32 |")
-    assert shown[-2].endswith(f"| {NOT_RUN} |") or NOT_RUN in shown[-2]
+    text = table(wanted, store)
+    head = [[*names(cell), "ours" in cell] for cell in text.splitlines()[0].split(" | ")[1:]]
+    assert head == [["l = 2", "paper", False], ["l = 2", True], ["l = 5", "paper", False], ["l = 5", True]]
+    assert row(text, "FedAvg") == ["FedAvg", "10.0", "55.0 ± 7.1", NOTHING, NOT_RUN]
+    *first, last = row(text, "FedOVA")
+    assert first == ["FedOVA", "99.0", NOT_RUN, NOTHING]
+    assert numbers(last) == [80.0, 1, 2], "one of two seeds"
+    details = measured.details(wanted, store)
+    _, _, setting, rounds, moved, dropped, seconds, where = row(details, "fmnist-l2", "FedAvg")
+    assert numbers(setting) == [0.1, 1, 20], "lr, epochs, batch size"
+    assert "not tuned" in setting
+    assert (rounds, numbers(moved), numbers(dropped)) == ("4", [2.0, 0.0, 2.0], [0, 0])
+    assert (numbers(seconds), where) == ([0.5, 0.0], "a machine, fp32")
+    assert row(details, "fmnist-l5", "FedAvg")[-1] == NOT_RUN
 
 
 def test_a_table_of_which_the_paper_states_nothing_has_no_column_for_it(tmp_path: Path) -> None:
     wanted = entries("clipped", "fmnist", [0])
-    lines = table(wanted, Store(tmp_path / "x.jsonl")).splitlines()
-    assert lines[0] == "| test accuracy, % | l = 2: ours | l = 3: ours | l = 5: ours |"
-    assert lines[-1] == "| Clipped FedOVA | not run | not run | not run |"
+    text = table(wanted, Store(tmp_path / "x.jsonl"))
+    assert names(text.splitlines()[0]) == ["l = 2", "l = 3", "l = 5"]
+    assert row(text, "Clipped FedOVA")[1:] == [NOT_RUN] * 3
 
 
 def test_the_table_of_optimisers_has_rounds_to_targets(tiny: Path, tmp_path: Path) -> None:
     store, wanted = Store(tmp_path / "x.jsonl"), entries("optimisers", "fmnist", [0, 1])
     for entry in wanted:
         store.add(fake(entry, 0.5 if entry.seed else 0.15))
-    row = table(wanted, store).splitlines()[2]
-    assert row == "| FedAvg | 98.2 | 200 | 32.5 ± 24.7 | 32.5 ± 24.7 | 2 (1 of 2 seeds) | not reached |"
+    _, accuracy, rounds, test, train, to_test, to_train = row(table(wanted, store), "FedAvg")
+    assert (accuracy, rounds, test, train) == ("98.2", "200", "32.5 ± 24.7", "32.5 ± 24.7")
+    assert (numbers(to_test), numbers(to_train)) == ([2, 1, 2], []), "one of two seeds; none"
 
 
 def test_a_figure_has_where_its_curves_end_and_when_they_get_there(tiny: Path, tmp_path: Path) -> None:
     store, wanted = Store(tmp_path / "x.jsonl"), entries("batch-epochs", "fmnist", [0])
-    assert table(wanted, store).splitlines()[2] == "| fmnist | FedOVA, B = 20 | not run | not run |"
+    assert row(table(wanted, store), "fmnist") == ["fmnist", "FedOVA, B = 20", NOT_RUN, NOT_RUN]
     store.add(fake(wanted[0], 0.5))
-    assert table(wanted, store).splitlines()[2] == "| fmnist | FedOVA, B = 20 | 50.0 | 2 |"
+    assert row(table(wanted, store), "fmnist") == ["fmnist", "FedOVA, B = 20", "50.0", "2"]
 
 
 def test_claims_are_judged(tiny: Path, tmp_path: Path) -> None:
@@ -611,11 +632,11 @@ def test_claims_are_judged(tiny: Path, tmp_path: Path) -> None:
     for entry in wanted:
         if (entry.cell, entry.label) in accuracy:
             store.add(fake(entry, accuracy[entry.cell, entry.label]))
-    assert said(wanted, store) == [
-        "fmnist-k20: FedOVA at least the paper's 60.0 %: 61.0 %, holds",
-        "fmnist-k20: FedOVA above our FedAvg: 61.00 and 50.00 %, holds",
-        "fmnist-k40: FedOVA at least the paper's 59.5 %: 60.0 %, holds",
-        "fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20: it loses 1.0, does not hold",
+    assert facts(wanted, store) == [
+        (["fmnist-k20", "FedOVA", "paper"], [60.0, 61.0], True),
+        (["fmnist-k20", "FedOVA", "FedAvg"], [61.0, 50.0], True),
+        (["fmnist-k40", "FedOVA", "paper"], [59.5, 60.0], True),
+        (["fmnist-k40", "FedOVA", "paper", "fmnist-k20"], [0.5, 1.0], False),
     ]
 
 
@@ -632,18 +653,20 @@ def test_what_was_run_before_a_cell_was_tuned_is_shown_and_nothing_is_claimed(ti
         store.add(fake(entry, 0.6, config=entry.config))
     wanted = entries("clients", "fmnist", seeds, ranked=ranked(now))
     assert [entry.instead_of != "" for entry in wanted] == [entry.cell == "fmnist-k40" for entry in wanted]
-    old = "60.0 ± 0.0, but with lr 0.3, chosen for the whole data set (lr 0.7, chosen for this cell, not run)"
-    assert table(wanted, store).splitlines()[-1].endswith(f"| {old} |")
-    assert said(wanted, store)[-2:] == [
-        f"fmnist-k40: FedOVA above our FedAvg, cannot be said: {old}",
-        f"fmnist-k40: FedOVA loses at most the paper's 0.5 points against fmnist-k20, cannot be said: {old}",
+    old = row(table(wanted, store), "FedOVA")[-1]
+    assert numbers(old) == [60.0, 0.0, 0.3, 0.7], "the result, the step it was made with, the step that was not run"
+    assert NOT_RUN in old
+    assert facts(wanted, store)[-2:] == [
+        (["fmnist-k40", "FedOVA", "FedAvg"], numbers(old), None),
+        (["fmnist-k40", "FedOVA", "paper", "fmnist-k20"], [0.5, *numbers(old)], None),
     ]
-    assert [claim.holds for claim in claims(wanted, store)][-2:] == [None, None]
-    assert "| lr 0.3, before the line above was chosen | 4 |" in measured.details(wanted, store)
+    assert all(line.endswith(old) for line in said(wanted, store)[-2:]), "why"
+    details = [line.split(" | ") for line in measured.details(wanted, store).splitlines()[2:]]
+    assert [cells[3] for cells in details if numbers(cells[2]) == [0.3]] == ["4", "4"], "with the step before"
     for entry in wanted:
         if store.find(entry.key) is None:
             store.add(fake(entry, 0.61, config=entry.config))
-    assert table(wanted, store).splitlines()[-1].endswith("| 61.0 ± 0.0 |")
+    assert row(table(wanted, store), "FedOVA")[-1] == "61.0 ± 0.0"
 
 
 def test_settings_that_are_not_used_any_more_are_shown_seed_by_seed(tmp_path: Path) -> None:
@@ -666,22 +689,28 @@ def test_settings_that_are_not_used_any_more_are_shown_seed_by_seed(tmp_path: Pa
         store.add(fake(entry, 0.72 if entry.label == "FedAvg" else 0.68, config=entry.config))
     failed = fake(with_lr(0.03)[0], 0.0, config=with_lr(0.03)[0].config, failed="no upload is finite")
     store.add({name: value for name, value in failed.items() if "accuracy" not in name})
-    rows = measured.others(now, store).splitlines()[2:]
+    rows = [line.strip("| ").split(" | ") for line in measured.others(now, store).splitlines()[2:]]
     assert len(rows) == 9
-    assert rows[:3] == [
-        "| fmnist-l2 | FedAvg | lr 0.03, epochs 5, batch_size 15 | 0: – (diverged) | 0 |",
-        "| fmnist-l2 | FedAvg | lr 0.05, epochs 5, batch_size 15 | 0: 72.0; 1: 72.0 | 0, 0 |",
-        "| fmnist-l2 | FedAvg | lr 0.28, epochs 5, batch_size 15 | 0: 80.0; 1: 10.0 (diverged) | 4, 0 |",
+    assert [cells[:2] for cells in rows[:3]] == [["fmnist-l2", "FedAvg"]] * 3
+    assert [[numbers(cell) for cell in cells[2:]] for cells in rows[:3]] == [
+        [[0.03, 5, 15], [0], [0]],  # the setting, every seed and its accuracy, what was dropped
+        [[0.05, 5, 15], [0, 72.0, 1, 72.0], [0, 0]],
+        [[0.28, 5, 15], [0, 80.0, 1, 10.0], [4, 0]],
     ]
+    assert [cells[3].count("diverged") for cells in rows[:3]] == [1, 0, 1]
+    assert rows[2][3].index("diverged") > rows[2][3].index("10.0")
     best = [innermost(entry.config["algorithm"])["lr"] for entry in measured.better(now, store)]
     assert best == [0.05 if entry.label == "FedAvg" else 0.2 for entry in now]
-    assert page._if_better(now, store) == [
-        "Better on the test set than what was chosen, as is seen only afterwards: fmnist-l2, FedAvg, lr 0.05; "
-        "fmnist-l3, FedAvg, lr 0.05; fmnist-l5, FedAvg, lr 0.05. With it:",
-        "\n".join(f"- fmnist-l{n}: FedOVA above our FedAvg: 70.00 and 72.00 %, does not hold" for n in (2, 3, 5)),
-    ]
-    assert dips(store) == "- none so far"
-    assert "- noniid fmnist-l2, FedAvg, lr 0.03, seed 0: no upload is finite" in falls(store).splitlines()
+    which, otherwise = page._if_better(now, store)
+    cells_of_it = [f"fmnist-l{n}" for n in (2, 3, 5)]
+    assert names(which) == [name for cell in cells_of_it for name in (cell, "FedAvg")]
+    assert numbers(which) == [0.05] * 3
+    assert [names(line) for line in otherwise.splitlines()] == [[cell, "FedOVA", "FedAvg"] for cell in cells_of_it]
+    assert numbers(otherwise) == [70.0, 72.0] * 3
+    assert otherwise.count("not hold") == 3
+    assert numbers(dips(store)) == []
+    (failed,) = [line for line in falls(store).splitlines() if "no upload is finite" in line]
+    assert (names(failed), numbers(failed)) == (["fmnist-l2", "FedAvg"], [0.03, 0])
 
 
 def test_a_choice_at_the_edge_of_its_grid_has_a_star(tmp_path: Path) -> None:
@@ -709,7 +738,7 @@ def test_another_setting_gives_the_key_of_a_run_with_it(lr: float) -> None:
 
 def test_late_dips_that_are_no_divergence_are_listed(tmp_path: Path) -> None:
     entry, store = entries("noniid", "fmnist", [0])[0], Store(tmp_path / "x.jsonl")
-    assert dips(store) == "- none so far"
+    assert numbers(dips(store)) == []
     early = [0.8] * 49 + [0.1] + [0.8] * 150  # swings while it is young, up to round 50
     small = [0.8] * 100 + [0.721] * 100
     gone = [0.8] * 100 + [0.1] * 100  # diverged: listed elsewhere
@@ -718,13 +747,14 @@ def test_late_dips_that_are_no_divergence_are_listed(tmp_path: Path) -> None:
     first = [0.8] * 50 + [0.719] + [0.8] * 149
     for curve in (early, small, gone, back, late, first):
         store.add(fake(entry, 0.8, config=entry.config, rounds=200, test_accuracy=curve))
-    who = "noniid fmnist-l2, FedAvg, lr 0.1, seed 0"
-    assert dips(store).splitlines() == [
-        f"- {who}: from 80.0 to 20.0 % by round 103, 75.0 % at the end",
-        f"- {who}: from 80.0 to 50.0 % by round 102, 80.0 % at the end",
-        f"- {who}: from 80.0 to 71.9 % by round 51, 80.0 % at the end",
+    found = dips(store).splitlines()
+    assert [names(line) for line in [*found, falls(store)]] == [["fmnist-l2", "FedAvg"]] * 4
+    assert [numbers(line) for line in found] == [  # lr, seed; from, to, by which round; at the end
+        [0.1, 0, 80.0, 20.0, 103, 75.0],
+        [0.1, 0, 80.0, 50.0, 102, 80.0],
+        [0.1, 0, 80.0, 71.9, 51, 80.0],
     ]
-    assert falls(store) == f"- {who}: below half of its best (80.0 %) from round 101 on, 10.0 % at the end"
+    assert numbers(falls(store)) == [0.1, 0, 80.0, 101, 10.0], "lr, seed; the best, since when; at the end"
 
 
 def test_seeds_that_are_far_apart_are_named_and_a_loss_is_judged_by_them(tmp_path: Path) -> None:
@@ -732,25 +762,29 @@ def test_seeds_that_are_far_apart_are_named_and_a_loss_is_judged_by_them(tmp_pat
     for entry in wanted:
         apart = (0.0, 0.02, 0.1)[entry.seed] if (entry.cell, entry.label) == ("fmnist-k1000", "FedOVA") else 0.0
         store.add(fake(entry, 0.9 - apart))
-    lines = said(wanted, store)
-    assert "fmnist-k100: FedOVA at least the paper's 89.4 %: 90.0 %, holds" in lines
-    far = "(seeds 90.0, 88.0, 80.0), within two deviations of the seeds, does not hold"
-    assert f"fmnist-k1000: FedOVA at least the paper's 88.9 %: 86.0 % {far}" in lines
-    assert lines[-1].endswith(f"against fmnist-k100: it loses 4.0 {far}")
+    found, far = facts(wanted, store), [90.0, 88.0, 80.0]
+    near = [(names(claim.said), claim.is_near) for claim in claims(wanted, store)]
+    assert (["fmnist-k100", "FedOVA", "paper"], [89.4, 90.0], True) in found
+    assert (["fmnist-k1000", "FedOVA", "paper"], [88.9, 86.0, *far], False) in found
+    assert (["fmnist-k1000", "FedOVA", "paper"], True) in near
+    assert found[-1] == (["fmnist-k1000", "FedOVA", "paper", "fmnist-k100"], [0.5, 4.0, *far], False)
+    assert near[-1][1]
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(0.02, "holds"), (0.04, "does not hold")])
-def test_what_fewer_labels_cost_is_compared(tmp_path: Path, gain: float, verdict: str) -> None:
+@pytest.mark.parametrize(("gain", "holds"), [(0.02, True), (0.04, False)])
+def test_what_fewer_labels_cost_is_compared(tmp_path: Path, gain: float, holds: bool) -> None:
     wanted, store = entries("noniid", "fmnist", [0]), Store(tmp_path / "x.jsonl")
     for entry in wanted:
         more = entry.cell == "fmnist-l5"
         store.add(fake(entry, 0.8 + more * (gain if entry.label == "FedOVA" else 0.03)))
-    claim = "fmnist-l2: fewer labels cost FedOVA less than FedAvg: up to fmnist-l5,"
-    assert said(wanted, store)[-1] == f"{claim} FedOVA gains {100 * gain:.1f} and FedAvg 3.0 points, {verdict}"
+    who = ["fmnist-l2", "FedOVA", "FedAvg", "fmnist-l5", "FedOVA", "FedAvg"]
+    assert facts(wanted, store)[-1] == (who, [100 * gain, 3.0], holds)
     some = Store(tmp_path / "some.jsonl")
     for entry in wanted:
         if entry.cell != "fmnist-l5":
             some.add(fake(entry, 0.8))
+    assert len(said(wanted, store)) == 7
+    assert len(said(wanted, some)) == 4
     assert not any("fewer labels" in line for line in said(wanted, some))
 
 
@@ -758,11 +792,14 @@ def test_a_curve_that_has_not_come_to_its_end_is_said_to_rise(tmp_path: Path) ->
     wanted = entries("batch-epochs", "fmnist", [0])
     flat, rising = [0.8] * 20 + [0.804] * 20, [0.8] * 20 + [0.806] * 20
     seldom = [value for one in rising for value in (None, one)]  # evaluated every second round
-    for curve, expected in ((flat, ""), (rising, ", still rising: B = all"), (seldom, ", still rising: B = all")):
-        store = Store(tmp_path / f"{len(curve)} {len(expected)}.jsonl")
+    for number, (curve, expected) in enumerate(((flat, []), (rising, ["B = all"]), (seldom, ["B = all"]))):
+        store = Store(tmp_path / f"{number}.jsonl")
         for entry in wanted:
             store.add(fake(entry, 0.8) | {"test_accuracy": curve if "all" in entry.label else flat})
-        assert f"B = all: 80.0){expected}, holds" in said(wanted, store)[0]
+        claim = claims(wanted, store)[0]
+        sizes = ["B = 15", "B = 50", "B = 100", "B = all"]
+        assert names(claim.said) == [*sizes, *expected]
+        assert ("rising" in claim.said, claim.holds) == (bool(expected), True)
 
 
 def test_a_rival_that_still_rises_is_named(tmp_path: Path) -> None:
@@ -770,10 +807,11 @@ def test_a_rival_that_still_rises_is_named(tmp_path: Path) -> None:
     for entry in wanted:
         last = 0.75 if entry.label == "FedAvg" else 0.9
         store.add(fake(entry, last) | {"test_accuracy": [0.7 if entry.label == "FedAvg" else 0.9] * 20 + [last] * 20})
-    assert said(wanted, store)[:2] == [
-        "kws-l2: FedOVA at least the paper's 84.6 %: 90.0 %, holds",
-        "kws-l2: FedOVA above our FedAvg: 90.00 and 75.00 %, still rising: FedAvg, holds",
+    assert facts(wanted, store)[:2] == [
+        (["kws-l2", "FedOVA", "paper"], [84.6, 90.0], True),
+        (["kws-l2", "FedOVA", "FedAvg", "FedAvg"], [90.0, 75.0], True),
     ]
+    assert ["rising" in line for line in said(wanted, store)[:2]] == [False, True]
 
 
 def test_a_claim_says_on_what_it_rests(tiny: Path, tmp_path: Path) -> None:
@@ -782,14 +820,16 @@ def test_a_claim_says_on_what_it_rests(tiny: Path, tmp_path: Path) -> None:
     for entry in here:
         if entry.seed == 0:
             store.add(fake(entry, 0.995))
-    paper_s, ours = said(wanted, store)
-    assert paper_s == "fmnist-l2: FedOVA at least the paper's 99.0 %: 99.5 %, holds (so far, 1 of 2 seeds)"
-    assert "FedOVA above our FedAvg: 99.50 and 99.50 %, does not hold (so far" in ours
+    assert facts(wanted, store) == [
+        (["fmnist-l2", "FedOVA", "paper"], [99.0, 99.5, 1, 2], True),
+        (["fmnist-l2", "FedOVA", "FedAvg"], [99.5, 99.5, 1, 2], False),
+    ]
+    assert all("so far" in line for line in said(wanted, store))
     for entry in here:
         if entry.seed == 1:
             store.add({**fake(entry, 0.5), "failed": "it diverged"})
-    assert "cannot be said: 1 runs diverged" in said(wanted, store)[0]
-    assert claims(wanted, store)[0].holds is None
+    assert facts(wanted, store)[0] == (["fmnist-l2", "FedOVA", "paper"], [99.0, 99.5, 1], None)
+    assert "diverged" in said(wanted, store)[0]
 
 
 def series(entry: Entry, accuracy: float, rounds: int) -> dict:
@@ -807,24 +847,23 @@ def test_the_figure_s_observations_are_judged(tmp_path: Path) -> None:
         for entry in wanted:
             name = entry.label.split(", ")[-1]
             store.add(series(entry, 0.9 - end * (name in ("B = all", "E = 1")), late[name]))
-        found = said(wanted, store)
-        assert ["does not" not in line for line in found] == [holds, True, holds, True]
+        assert [claim.holds for claim in claims(wanted, store)] == [holds, True, holds, True]
     early = Store(tmp_path / "early.jsonl")
     for entry in wanted:
         early.add(series(entry, 0.9, 25 - late[entry.label.split(", ")[-1]]))
-    assert ["does not" in line for line in said(wanted, early)] == [False, True, False, True]
+    assert [claim.holds for claim in claims(wanted, early)] == [True, False, True, False]
 
 
 def test_rounds_to_a_target_are_compared(tmp_path: Path) -> None:
     wanted, store = entries("optimisers", "fmnist", [0]), Store(tmp_path / "x.jsonl")
     for entry in wanted:
         store.add(series(entry, 0.99, 10 if entry.label == "Fisher L-BFGS" else 20))
-    each = "fmnist: Fisher L-BFGS reaches {} in fewer rounds than {}: 10 and 20 (medians of the seeds), holds"
-    assert said(wanted, store) == [
-        each.format(target, base)
+    assert facts(wanted, store) == [
+        (["Fisher L-BFGS", base], [target, 10, 20], True)
         for base in ("FedAvg-SGD", "FedAvg-Adam", "FedDANE")
-        for target in ("test 90 %", "train 97.5 %")
+        for target in (90, 97.5)
     ]
+    assert ["train" in line for line in said(wanted, store)] == [False, True] * 3
 
 
 def test_rounds_that_overlap_or_that_nobody_has_are_said_to(tmp_path: Path) -> None:
@@ -833,19 +872,21 @@ def test_rounds_that_overlap_or_that_nobody_has_are_said_to(tmp_path: Path) -> N
     for entry in wanted:
         mixed.add(series(entry, 0.99, 10 + 3 * entry.seed + 5 * (entry.label == "FedAvg-SGD")))
         none.add(series(entry, 0.5, 10))
-    assert "13 and 18 (medians of the seeds), the seeds overlap, holds" in said(wanted, mixed)[0]
-    assert "never and never (medians of the seeds), the seeds overlap, cannot be said" in said(wanted, none)[0]
-    assert claims(wanted, none)[0].holds is None
+    assert facts(wanted, mixed)[0] == (["Fisher L-BFGS", "FedAvg-SGD"], [90, 13, 18], True)
+    assert facts(wanted, none)[0] == (["Fisher L-BFGS", "FedAvg-SGD"], [90], None)
+    assert said(wanted, none)[0].count("never") == 2
+    assert all(claims(wanted, store)[0].is_near for store in (mixed, none))
 
 
-@pytest.mark.parametrize(("reached", "shown"), [(2, "10 and 20"), (1, "never and 20"), (0, "never and 20")])
-def test_a_seed_that_never_gets_there_counts_as_late(tmp_path: Path, reached: int, shown: str) -> None:
+@pytest.mark.parametrize(("reached", "rounds"), [(2, [10, 20]), (1, [20]), (0, [20])])
+def test_a_seed_that_never_gets_there_counts_as_late(tmp_path: Path, reached: int, rounds: list[float]) -> None:
     wanted, store = entries("optimisers", "fmnist", [0, 1, 2]), Store(tmp_path / "x.jsonl")
     for entry in wanted:
         ours = entry.label == "Fisher L-BFGS"
         store.add(series(entry, 0.5 if ours and entry.seed >= reached else 0.99, 10 if ours else 20))
     claim = claims(wanted, store)[0]
-    assert f": {shown} (medians of the seeds)" in claim.said
+    assert numbers(claim.said) == [90, *rounds]
+    assert claim.said.count("never") == 2 - len(rounds)
     assert claim.holds == (reached == 2)
 
 
@@ -892,14 +933,18 @@ def test_the_command_makes_table_figure_and_lines(tiny: Path, tmp_path: Path) ->
     code, text = invoke("noniid", *options)
     assert code == 0, text
     page = (out / "noniid-fmnist.md").read_text()
-    assert page.startswith("# Labels a client, Digits, 2 of 4 rounds\n\n| test accuracy, % | l = 2: paper |")
+    heading, _, head, *_ = page.splitlines()
+    assert heading.startswith("# ")
+    assert "Digits" in heading
+    assert numbers(heading) == [2, 4], "rounds"
+    assert names(head)[:2] == ["l = 2", "paper"]
     verdicts = [line for line in page.splitlines() if line.startswith("- ")]
     assert verdicts
-    assert all(line.endswith("hold (so far, 2 of 4 rounds)") or ", holds (so far, 2" in line for line in verdicts)
+    assert all("hold" in line and "so far" in line and numbers(line)[-2:] == [2, 4] for line in verdicts)
     assert (out / "noniid-fmnist.png").exists()
     assert len((out / "results.jsonl").read_text().splitlines()) == 4
     code, text = invoke("noniid", *options, "--plan")
-    assert (code, text.count("done  "), text.count("to do"), text.splitlines()[-1]) == (0, 4, 0, "4 of 4 runs are done")
+    assert (code, text.count("done  "), text.count("to do"), numbers(text.splitlines()[-1])) == (0, 4, 0, [4, 4])
     code, text = invoke("noniid", *options)
     assert text.count("(was done)") == 4
 
@@ -933,18 +978,21 @@ def test_however_short_the_time_every_command_gets_a_round_further(
 def test_plan_says_what_there_is_to_tune_and_what_there_is_not(tiny: Path, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "out"))
     code, text = invoke("tune", "--plan", "--method", "FedAvg", *out)
-    assert (code, text.strip()) == (0, "to do  tune fmnist, FedAvg, 4 settings, 4 rounds")
+    (line,) = text.splitlines()
+    assert (code, line[:5], names(line), numbers(line)) == (0, "to do", ["FedAvg"], [4, 4]), "settings and rounds"
     assert invoke("tune", "--method", "FedAvg", "--device", "cpu", *out)[0] == 0
-    assert invoke("tune", "--plan", "--method", "FedAvg", *out)[1].startswith("done   tune fmnist, FedAvg")
-    assert "the paper's table has nothing on kws" in invoke("noniid", "--plan", "--dataset", "kws", *out)[1]
+    (line,) = invoke("tune", "--plan", "--method", "FedAvg", *out)[1].splitlines()
+    assert (line[:4], names(line)) == ("done", ["FedAvg"])
+    (line,) = invoke("noniid", "--plan", "--dataset", "kws", *out)[1].splitlines()
+    assert "nothing on kws" in line
 
 
 def test_plan_says_with_which_step_and_how_long(tiny: Path, tmp_path: Path) -> None:
     """The time of a run is that of other seeds here; a run that two tables want counts once."""
     store, wanted = Store(tmp_path / "results.jsonl"), entries("noniid", "fmnist", [0, 1, 2])
     options = ("noniid", "noniid", "--plan", "--seeds", "3", "--device", "cpu", "--out", str(tmp_path))
-    once = " (one that several tables want counts once)"
-    assert invoke(*options)[1].splitlines()[-1] == f"0 of 12 runs are done{once}"
+    last = invoke(*options)[1].splitlines()[-1]
+    assert (numbers(last), "counts once" in last) == ([0, 12], True)
     here = {"hardware": hardware("cpu"), "engine": {"precision": "fp32", "compile": False}, "at_a_time": 2}
     for entry in wanted:
         if (entry.cell, entry.seed) == ("fmnist-l2", 0):
@@ -954,11 +1002,11 @@ def test_plan_says_with_which_step_and_how_long(tiny: Path, tmp_path: Path) -> N
         if (entry.cell, entry.seed) == ("fmnist-l5", 1):
             store.add(fake(entry, 0.5, seconds=1.0, **here | {"engine": {"precision": "tf32", "compile": True}}))
     lines = invoke(*options)[1].splitlines()
-    assert lines[0] == "done   noniid fmnist-l2, FedAvg, seed 0, lr 0.1, 4 rounds"
-    assert lines[-1] == (
-        f"6 of 12 runs are done{once}; on this machine ({hardware('cpu')}) "
-        "other seeds of 2 of the 6 others took about 2:00 in all"
-    )
+    assert (lines[0][:4], names(lines[0]), numbers(lines[0])) == ("done", ["fmnist-l2", "FedAvg"], [0, 0.1, 4])
+    done, _, rest = lines[-1].partition(hardware("cpu"))
+    assert (numbers(done), "counts once" in done) == ([6, 12], True)
+    assert numbers(rest.replace("2:00", "")) == [2, 6], "of the six others, two have other seeds here"
+    assert "2:00" in rest
 
 
 def test_outside_a_terminal_it_says_what_it_is_at(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -978,14 +1026,16 @@ def test_a_stop_says_how_far_it_got(tiny: Path, tmp_path: Path) -> None:
     written = tmp_path / "noniid-fmnist.md"
     written.unlink()
     _, text = invoke(*options, "--minutes", "0")
-    assert "Stopped: 2 of 4 runs are done; the same command goes on from here." in text
-    assert f"Table so far   {written}" in text.replace("\n", "")
-    assert "| FedOVA | 99.0 | not run |" in written.read_text("utf-8")
+    (stopped,) = [line for line in text.splitlines() if line.startswith("Stopped")]
+    assert numbers(stopped) == [2, 4], "runs"
+    assert str(written) in text.replace("\n", "")
+    assert row(written.read_text("utf-8"), "FedOVA")[:3] == ["FedOVA", "99.0", NOT_RUN]
     _, text = invoke("tune", *options[:-1], str(tmp_path / "new"), "--minutes", "0")
     assert "Table" not in text
     assert not (tmp_path / "new" / written.name).exists()
     _, text = invoke("tune", *options[1:-1], str(tmp_path / "new"), "--minutes", "0")
-    assert "Stopped: the same command goes on from here." in text, "of tuning there is nothing to count"
+    (stopped,) = [line for line in text.splitlines() if line.startswith("Stopped")]
+    assert numbers(stopped) == [], "of tuning there is nothing to count"
 
 
 def test_plan_tells_what_is_begun(tiny: Path, tmp_path: Path) -> None:
@@ -1065,12 +1115,10 @@ def test_the_page_lists_what_fell(tmp_path: Path) -> None:
     entry = next(entry for entry in entries("optimisers", "fmnist", [1]) if entry.label == "Fisher L-BFGS")
     head = {"experiment": entry.experiment, "cell": entry.cell, "label": entry.label, "seed": 1, "config": entry.config}
     line = fake(entry, 0.1) | head | {"rounds": 200, "test_accuracy": [0.8, 0.1, 0.9, 0.3, 0.2, None]}
-    assert page.falls(store) == "- none so far"
+    assert numbers(page.falls(store)) == []
     store.add(line)
-    assert page.falls(store) == (
-        "- optimisers fmnist, Fisher L-BFGS, local_lr 0.1, seed 1: "
-        "below half of its best (90.0 %) from round 4 on, 20.0 % at the end"
-    )
+    assert names(page.falls(store)) == ["Fisher L-BFGS"]
+    assert numbers(page.falls(store)) == [0.1, 1, 90.0, 4, 20.0], "step, seed; the best, since when; at the end"
 
 
 def test_a_data_set_may_be_called_as_everywhere_else() -> None:
@@ -1084,10 +1132,11 @@ def test_a_small_difference_is_said_to_be_one(tmp_path: Path) -> None:
     for entry in wanted:
         if entry.cell == "fmnist-l2":
             store.add(fake(entry, finals[entry.label][entry.seed]))
-    assert said(wanted, store) == [
-        "fmnist-l2: FedOVA at least the paper's 89.4 %: 91.5 %, holds",
-        "fmnist-l2: FedOVA above our FedAvg: 91.50 and 90.50 %, within two deviations of the seeds, holds",
+    assert facts(wanted, store) == [
+        (["fmnist-l2", "FedOVA", "paper"], [89.4, 91.5], True),
+        (["fmnist-l2", "FedOVA", "FedAvg"], [91.5, 90.5], True),
     ]
+    assert [claim.is_near for claim in claims(wanted, store)] == [False, True]
 
 
 def test_a_claim_of_two_tables_counts_once() -> None:
@@ -1121,7 +1170,10 @@ def test_the_page_follows_the_results(tmp_path: Path, monkeypatch: pytest.Monkey
     Store(tmp_path / "results.jsonl").add(fake(entry, 0.9))
     monkeypatch.setattr(page, "FOLDER", tmp_path)
     found = page.text()
-    assert "| FedOVA | 89.4 | 90.0 (1 of 3 seeds) | 90.3 | not run | 91.7 | not run |" in found
+    rows = [line.strip("| ").split(" | ") for line in found.splitlines() if line.startswith("| FedOVA | 89.4 | 90.0")]
+    (cells,) = [cells for cells in rows if len(cells) == 7]  # two labels, three and five
+    assert numbers(cells[2]) == [90.0, 1, 3], "one of three seeds"
+    assert cells[3:] == ["90.3", NOT_RUN, "91.7", NOT_RUN]
     assert "images/paper-noniid-fmnist.png" in found
     assert "images/paper-noniid-kws.png" not in found
     assert "a machine, fp32" in found
