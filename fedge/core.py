@@ -107,7 +107,7 @@ class Task:
         return full if self.batches is None else min(self.batches, full)
 
 
-class Combine(ABC):
+class Combine:
     """How the good uploads of a task become one: pure functions on stacked uploads [J, ...].
 
     A rule that `streams` gives the weighted mean of what `each` makes of single uploads, chunk by chunk. Any other

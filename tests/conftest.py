@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedge.reproduce import places
+from benchmarks.paper import places
 
 from . import paper
 

@@ -1,4 +1,4 @@
-"""Fisher diagonal and curvature products against one gradient an example and explicit matrices."""
+"""Fisher diagonal and curvature products against one gradient per example and explicit matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedge.core import Batch
 from fedge.handle import Handle, cross_entropy, parameters
-from fedge.handle.squares import separable
+from fedge.handle.fisher_diagonal import separable
 from tests.cases import close, generator
 from tests.reference.curvature import fisher_diagonal, fisher_product, gauss_newton_product
 
@@ -154,7 +154,7 @@ def test_only_one_layers_gradients_are_alive_at_a_time() -> None:
         torch.func.vmap(
             torch.func.grad(lambda p, x, y: cross_entropy(handle.logits(p, x[None]), y[None])[0]), (None, 0, 0)
         )(params, x, y)
-    assert naive.most >= 6  # what it is compared with: one gradient an example for the whole network
+    assert naive.most >= 6  # what it is compared with: one gradient per example for the whole network
 
 
 class Tied(nn.Module):

@@ -18,13 +18,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.paper.places import entries
 from fedge.cli.app import app
 from fedge.cli.errors import one_line
 from fedge.experiment import ExperimentError
-from fedge.reproduce import Campaign, Choices, Job, Stopped, Store, jobs
-from fedge.reproduce.pool import LostWorker, _worse, together
-from fedge.reproduce.store import hold
-from fedge.reproduce.tuning import TRIALS
+from fedge.sweep import Choices, Entry, Runner, Stopped, Store
+from fedge.sweep.halving import TRIALS
+from fedge.sweep.processes import LostWorker, _worse, run_in_processes
+from fedge.sweep.store import hold
 
 from . import paper
 
@@ -61,34 +62,34 @@ def test_what_diverges_gives_way_to_the_next_best(tiny: Path, tmp_path: Path) ->
 
 
 def test_a_wish_to_stop_reaches_all_and_it_goes_on(tiny: Path, tmp_path: Path) -> None:
-    wanted, seen = jobs("noniid", "fmnist", [0], 40), list[Job]()
-    campaign = Campaign(tmp_path / "some", "cpu", stop=lambda: bool(seen))
+    wanted, seen = entries("noniid", "fmnist", [0], 40), list[Entry]()
+    runner = Runner(tmp_path / "some", "cpu", stop=lambda: bool(seen))
     with pytest.raises(Stopped):
-        together(campaign, wanted, 2, lambda job, line: seen.append(job))
+        run_in_processes(runner, wanted, 2, lambda entry, line: seen.append(entry))
     assert seen
-    assert len(campaign.store.lines) < len(wanted)
-    campaign.stop = lambda: False
-    together(campaign, [job for job in wanted if campaign.store.find(job.key) is None], 2)
-    whole = Campaign(tmp_path / "whole", "cpu")
-    together(whole, wanted, 2)
+    assert len(runner.store.lines) < len(wanted)
+    runner.stop = lambda: False
+    run_in_processes(runner, [entry for entry in wanted if runner.store.find(entry.key) is None], 2)
+    whole = Runner(tmp_path / "whole", "cpu")
+    run_in_processes(whole, wanted, 2)
     assert len(whole.store.lines) == len(wanted)
     assert paper.untimed(tmp_path / "some" / "results.jsonl") == paper.untimed(tmp_path / "whole" / "results.jsonl")
 
 
 def test_one_that_fails_stops_the_others_and_says_why(tiny: Path, tmp_path: Path) -> None:
-    first, *others = jobs("noniid", "fmnist", [0], 10_000)
-    wrong = Job(**vars(first) | {"config": first.config | {"partition": {**first.config["partition"], "labels": 11}}})
+    first, *others = entries("noniid", "fmnist", [0], 10_000)
+    wrong = Entry(**vars(first) | {"config": first.config | {"partition": {**first.config["partition"], "labels": 11}}})
     with pytest.raises(ExperimentError, match="11"):
-        together(Campaign(tmp_path, "cpu"), [wrong, *others], 2)
+        run_in_processes(Runner(tmp_path, "cpu"), [wrong, *others], 2)
 
 
 def test_a_process_that_was_killed_is_named(tiny: Path, tmp_path: Path) -> None:
     def kill(*_: object) -> None:
         os.kill(active_children()[0].pid or 0, signal.SIGKILL)
 
-    wanted = [*jobs("noniid", "fmnist", [0], 1)[:1], *jobs("noniid", "fmnist", [0], 10_000)]
+    wanted = [*entries("noniid", "fmnist", [0], 1)[:1], *entries("noniid", "fmnist", [0], 10_000)]
     with pytest.raises(LostWorker, match="ended without a word"):
-        together(Campaign(tmp_path, "cpu"), wanted, 2, kill)
+        run_in_processes(Runner(tmp_path, "cpu"), wanted, 2, kill)
 
 
 def test_processes_end_with_the_one_that_began_them(at_work: subprocess.Popen[bytes]) -> None:
@@ -98,7 +99,7 @@ def test_processes_end_with_the_one_that_began_them(at_work: subprocess.Popen[by
     _until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun))
 
 
-class Sleeper(Job):
+class Sleeper(Entry):
     """A run that does not ask whether to stop."""
 
     @property
@@ -115,12 +116,12 @@ def test_a_second_interrupt_ends_all_at_once(tiny: Path, tmp_path: Path) -> None
             raise KeyboardInterrupt
         return False
 
-    first, other, *_ = (Sleeper(**vars(job)) for job in jobs("noniid", "fmnist", [0], 1))
+    first, other, *_ = (Sleeper(**vars(entry)) for entry in entries("noniid", "fmnist", [0], 1))
     mine = get_context("spawn").Process(target=time.sleep, args=(40,))
     mine.start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        together(Campaign(tmp_path, "cpu", stop=second), [first, other], 2)
+        run_in_processes(Runner(tmp_path, "cpu", stop=second), [first, other], 2)
     assert time.monotonic() - begin < 30
     assert active_children() == [mine], "the processes of others are left alone"
     mine.kill()
@@ -134,19 +135,19 @@ class Odd(Exception):
         super().__init__(f"{one} {other}")
 
 
-class Failing(Job):
+class Failing(Entry):
     @property
     def key(self) -> str:
         raise Odd("no", "luck")
 
 
 def test_an_error_that_cannot_be_sent_is_told_in_words(tiny: Path, tmp_path: Path) -> None:
-    first, *_ = jobs("noniid", "fmnist", [0], 1)
+    first, *_ = entries("noniid", "fmnist", [0], 1)
     with pytest.raises(RuntimeError, match="Odd: no luck"):
-        together(Campaign(tmp_path, "cpu"), [Failing(**vars(first))], 2)
+        run_in_processes(Runner(tmp_path, "cpu"), [Failing(**vars(first))], 2)
 
 
-class Cramped(Job):
+class Cramped(Entry):
     """A run that finds no memory while a file says that there is company; the file says how often that was."""
 
     @property
@@ -159,7 +160,7 @@ class Cramped(Job):
         return super().key
 
 
-class Once(Job):
+class Once(Entry):
     """A run that finds no memory the first time."""
 
     @property
@@ -172,52 +173,52 @@ class Once(Job):
 
 
 @pytest.fixture
-def cramped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Job]]:
+def cramped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Entry]]:
     """Three runs, the first of which finds no memory so many times."""
 
-    def runs(times: int) -> list[Job]:
+    def runs(times: int) -> list[Entry]:
         monkeypatch.setenv("COMPANY", str(tmp_path / "company"))
         monkeypatch.setenv("TIMES", str(times))
-        first, *others = jobs("noniid", "fmnist", [0], 1)
+        first, *others = entries("noniid", "fmnist", [0], 1)
         return [Cramped(**vars(first)), *others[:2]]
 
     return runs
 
 
 def test_what_found_no_memory_beside_others_is_done_afterwards(
-    cramped: Callable[[int], list[Job]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cramped: Callable[[int], list[Entry]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    campaign, done = Campaign(tmp_path / "out", "cpu"), list[Job]()
+    runner, done = Runner(tmp_path / "out", "cpu"), list[Entry]()
     wanted = cramped(1)
-    together(campaign, wanted, 2, lambda job, _: done.append(job))
-    assert [job.label for job in done][-1] == wanted[0].label
-    assert len(done) == len(campaign.store.lines) == 3
+    run_in_processes(runner, wanted, 2, lambda entry, _: done.append(entry))
+    assert [entry.label for entry in done][-1] == wanted[0].label
+    assert len(done) == len(runner.store.lines) == 3
     assert "1 of 3 had no memory beside others: again, 1 at a time" in caplog.text
 
 
 def test_what_finds_no_memory_alone_is_an_error_once_all_others_are_done(
-    cramped: Callable[[int], list[Job]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cramped: Callable[[int], list[Entry]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    campaign = Campaign(tmp_path / "out", "cpu")
+    runner = Runner(tmp_path / "out", "cpu")
     never, other, third = cramped(10_000)
     once = Once(**vars(other))
     with pytest.raises(MemoryError, match=f"{never} found no memory, with no other run beside it"):
-        together(campaign, [never, once, third], 4)
-    assert len(campaign.store.lines) == 2, "also what did not fit at first"
+        run_in_processes(runner, [never, once, third], 4)
+    assert len(runner.store.lines) == 2, "also what did not fit at first"
     assert "2 of 3 had no memory beside others: again, 1 at a time" in caplog.text
-    assert [line["at_a_time"] for line in campaign.store.lines] == [3, 1]
+    assert [line["at_a_time"] for line in runner.store.lines] == [3, 1]
 
 
 def test_half_as_many_at_a_time_where_memory_was_short(
-    cramped: Callable[[int], list[Job]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cramped: Callable[[int], list[Entry]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    campaign = Campaign(tmp_path / "out", "cpu")
-    wanted = [Once(**vars(job)) for job in jobs("noniid", "fmnist", [0, 1], 1)]
+    runner = Runner(tmp_path / "out", "cpu")
+    wanted = [Once(**vars(entry)) for entry in entries("noniid", "fmnist", [0, 1], 1)]
     assert len(wanted) >= 4
     cramped(0)
-    together(campaign, wanted[:4], 4)
+    run_in_processes(runner, wanted[:4], 4)
     assert "4 of 4 had no memory beside others: again, 2 at a time" in caplog.text
-    assert [line["at_a_time"] for line in campaign.store.lines] == [2] * 4
+    assert [line["at_a_time"] for line in runner.store.lines] == [2] * 4
 
 
 def test_a_lack_of_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +238,7 @@ def test_what_went_wrong_counts_more_than_a_wish_to_stop() -> None:
 def test_nothing_is_begun_when_it_is_to_stop_already(tiny: Path, tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(Stopped):
-        together(Campaign(tmp_path, "cpu", stop=lambda: True), jobs("noniid", "fmnist", [0], 1), 2)
+        run_in_processes(Runner(tmp_path, "cpu", stop=lambda: True), entries("noniid", "fmnist", [0], 1), 2)
     assert time.monotonic() - begin < 1
 
 

@@ -48,11 +48,11 @@ ALLOWED: dict[str, set[str]] = {
         "toml",
     },
     "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train"},
-    "reproduce": {*BASE, "data", "engine", "train", "runs", "experiment"},
+    "sweep": {*BASE, "data", "engine", "train", "runs", "experiment"},
     "cli": {
         *BASE,
         "data",
-        "reproduce",
+        "sweep",
         "federation",
         "engine",
         "runs",
@@ -104,6 +104,12 @@ def test_imports_flow_one_way() -> None:
         extra = {name for name in ours if (ROOT / name).exists() or (ROOT / f"{name}.py").exists()}
         extra -= {part} | ALLOWED[part]
         assert not extra, f"{path.relative_to(ROOT)} imports fedge.{', fedge.'.join(extra)}"
+
+
+def test_the_library_imports_nothing_that_uses_it() -> None:
+    for path in sources():
+        outside = {name.split(".")[0] for name in imports(path, nested=True)}
+        assert not outside & {"benchmarks", "examples", "tests"}, path.relative_to(ROOT)
 
 
 def test_every_part_is_in_the_table() -> None:

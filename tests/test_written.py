@@ -15,8 +15,10 @@ from fedge.core import Batch
 from fedge.engine import Loopback, Simulator
 from fedge.handle import Handle, NotAChain, WrittenHandle, cross_entropy, parameters
 from fedge.handle.chain import read
-from fedge.handle.lone import layout
-from fedge.handle.stacked import TERMS
+from fedge.handle.layers.conv2d import Conv2d, layout
+from fedge.handle.layers.max_pool2d import MaxPool2d
+from fedge.handle.layers.relu import ReLU
+from fedge.handle.tape import TERMS
 from tests.cases import close, generator, ragged, toy_data
 
 Layers = nn.Sequential
@@ -54,7 +56,7 @@ CHAINS = {
 
 
 def stack(module: nn.Module, shape: tuple[int, ...], jobs: int = 3, size: int = 4) -> tuple[dict[str, Tensor], Batch]:
-    """Different parameters for every job, and a batch in which the second has padding."""
+    """Different parameters per job, and a batch in which the second has padding."""
     g = generator(1)
     params = {
         name: torch.stack([leaf + 0.05 * torch.randn(leaf.shape, generator=g, dtype=leaf.dtype) for _ in range(jobs)])
@@ -89,8 +91,8 @@ def test_the_gradient_is_autograds(name: str, fused: bool) -> None:
 
 @pytest.mark.parametrize("threshold", [1, 10**9])
 def test_both_layouts_of_a_convolution_agree(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One product a job, and one an example."""
-    monkeypatch.setattr("fedge.handle.stacked.enough", lambda x: threshold)
+    """One product per job, and one per example."""
+    monkeypatch.setattr("fedge.handle.layers.conv2d.enough", lambda x: threshold)
     test_the_gradient_is_autograds("fmnist_cnn", False)
     test_the_gradient_is_autograds("odd", True)
 
@@ -100,7 +102,7 @@ def test_a_large_batch_is_not_spelt_out_for_the_compiler() -> None:
     build, shape = CHAINS["odd"]
     module = double(build)
     plain, written = Handle(module, cross_entropy), WrittenHandle(module, cross_entropy, fused=True)
-    assert TERMS >= 100, "the batches that were timed, B = 15 to 100, are spelt out"
+    assert TERMS >= 100, "the batches that were timed, B = 15 to 100, are written out"
     nodes = {}
     for size in (TERMS - 1, TERMS, TERMS + 1, TERMS + 60):
         params, batch = stack(module, shape, jobs=2, size=size)
@@ -111,7 +113,7 @@ def test_a_large_batch_is_not_spelt_out_for_the_compiler() -> None:
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 def test_both_orders_of_a_picture_in_memory_agree(order: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedge.handle.lone.layout", lambda x, weight: order)
+    monkeypatch.setattr("fedge.handle.layers.conv2d.layout", lambda x, weight: order)
     test_the_gradient_is_autograds("fmnist_cnn", False)
     test_the_gradient_is_autograds("odd", True)
 
@@ -203,7 +205,7 @@ def test_everything_else_says_what_it_is(name: str) -> None:
 
 def test_a_pool_goes_before_its_relu() -> None:
     layers = read(fedge.models.fmnist_cnn())
-    assert [layer.kind for layer in layers[:3]] == ["conv", "pool", "relu"]
+    assert [type(layer) for layer in layers[:3]] == [Conv2d, MaxPool2d, ReLU]
 
 
 class Attention(nn.Module):

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.readme import README, with_part
-from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Job, Store, jobs, measured
-from fedge.reproduce.campaign import RESULTS
-from fedge.reproduce.claims import claims
-from fedge.reproduce.figures import draw
-from fedge.reproduce.places import BEYOND, paper
-from fedge.reproduce.tables import NOT_RUN, cells, markdown, step_of, table, title
-from fedge.reproduce.tuning import TRIALS
+from fedge.sweep import Choices, Entry, Store
+from fedge.sweep.entries import step_of
+from fedge.sweep.halving import TRIALS
+from fedge.sweep.runner import RESULTS
 
+from . import measured
+from .claims import claims
+from .figures import draw
+from .places import BEYOND, DATASETS, EXPERIMENTS, entries, paper
+from .tables import NOT_RUN, cells, markdown, table, title
 from .tuned import dips, falls, leaders, tuning
 
 FOLDER = Path(__file__).parent / "results"
@@ -114,40 +116,40 @@ def text() -> str:
     )
 
 
-def shown(store: Store, choices: Choices) -> dict[str, list[list[Job]]]:
+def shown(store: Store, choices: Choices) -> dict[str, list[list[Entry]]]:
     """All of the paper's experiments; of what goes beyond them, what has a result of its own."""
     runs = {name: list(wanted(name, store, choices)) for name in EXPERIMENTS}
-    known = {job.key for name in runs if name not in BEYOND for group in runs[name] for job in group}
+    known = {entry.key for name in runs if name not in BEYOND for group in runs[name] for entry in group}
     for name in BEYOND:
-        new = [[job for job in group if job.key not in known] for group in runs[name]]
+        new = [[entry for entry in group if entry.key not in known] for group in runs[name]]
         runs[name] = [
-            group for group, own in zip(runs[name], new, strict=True) if any(store.find(job.key) for job in own)
+            group for group, own in zip(runs[name], new, strict=True) if any(store.find(entry.key) for entry in own)
         ]
     return {name: groups for name, groups in runs.items() if groups}
 
 
-def of_the_paper(runs: dict[str, list[list[Job]]]) -> list[list[Job]]:
+def of_the_paper(runs: dict[str, list[list[Entry]]]) -> list[list[Entry]]:
     return [group for name, groups in runs.items() if name not in BEYOND for group in groups]
 
 
-def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Job]]:
+def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Entry]]:
     """The runs of an experiment, one list a data set that the paper has it for."""
     for dataset in DATASETS:
-        if found := jobs(name, dataset, SEEDS, ranked=choices, diverged=store.diverged):
+        if found := entries(name, dataset, SEEDS, ranked=choices, diverged=store.diverged):
             yield found
 
 
-def state(every: list[list[Job]], store: Store) -> str:
+def state(every: list[list[Entry]], store: Store) -> str:
     """How many of the runs there are, by data set."""
     found = []
     for dataset in DATASETS:
-        keys = {job.key for group in every for job in group if job.dataset == dataset}
+        keys = {entry.key for group in every for entry in group if entry.dataset == dataset}
         done = sum(store.find(key) is not None for key in keys)
         found.append(f"{paper()['datasets'][dataset]} {done} of {len(keys)} runs")
     return ", ".join(found)
 
 
-def verdicts(every: list[list[Job]], store: Store) -> str:
+def verdicts(every: list[list[Entry]], store: Store) -> str:
     """How many of the claims hold; which ones is said under the tables."""
     found = {}
     for group in every:
@@ -162,18 +164,18 @@ def verdicts(every: list[list[Job]], store: Store) -> str:
     )
 
 
-def image(runs: list[Job]) -> str:
+def image(runs: list[Entry]) -> str:
     return f"images/paper-{runs[0].experiment}-{runs[0].dataset}.png"
 
 
-def section(name: str, groups: list[list[Job]], store: Store) -> str:
+def section(name: str, groups: list[list[Entry]], store: Store) -> str:
     parts = [f"## {paper()['titles'][name]}", *([paper()["remarks"][name]] if name in paper()["remarks"] else [])]
     for runs in groups:
         title = paper()["datasets"][runs[0].dataset]
         parts += [f"### {name}, {title}", table(runs, store)]
         if said := claims(runs, store):
             parts.append("\n".join(f"- {line}" for line in said))
-        if any(store.find(job.key) for job in runs):
+        if any(store.find(entry.key) for entry in runs):
             parts += [f"![{paper()['titles'][name]}, {title}]({image(runs)})", measured.details(runs, store)]
         if rest := measured.others(runs, store):
             parts += [OTHERS, rest]
@@ -181,7 +183,7 @@ def section(name: str, groups: list[list[Job]], store: Store) -> str:
     return "\n\n".join(parts)
 
 
-def _if_better(runs: list[Job], store: Store) -> list[str]:
+def _if_better(runs: list[Entry], store: Store) -> list[str]:
     """Which settings would have been better on the test set, and what would be said with them."""
     better = measured.better(runs, store)
     if better == runs:

@@ -6,27 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedge.reproduce import DATASETS, EXPERIMENTS, Choices, Store, jobs
-from fedge.reproduce.places import TUNE, paper
-from fedge.reproduce.store import Line, collapsed
-from fedge.reproduce.tables import NOT_RUN, markdown, step_of, title
-from fedge.reproduce.tuning import grid, scope
+from fedge.sweep import Choices, Store
+from fedge.sweep.entries import step_of
+from fedge.sweep.files import TUNE, scope
+from fedge.sweep.store import Line, collapsed
+
+from .places import DATASETS, EXPERIMENTS, entries, grid, paper
+from .tables import NOT_RUN, markdown, title
 
 SETTLED, DIP = 50, 0.9  # rounds after which a run that falls below this part of its best so far is remarked on
 
 
 def tuning(choices: Choices) -> str:
     rows = []
-    methods = dict.fromkeys(job.method for name in EXPERIMENTS for job in jobs(name, "fmnist", [0]))
+    methods = dict.fromkeys(entry.method for name in EXPERIMENTS for entry in entries(name, "fmnist", [0]))
     for method in methods:
         if not any((dataset, method) in choices.lines for dataset in DATASETS):
             continue
         tried = {axis: list(dict.fromkeys(one[axis] for one in grid(method))) for axis in grid(method)[0]}
         shown = "; ".join(f"{axis} {', '.join(f'{value:g}' for value in values)}" for axis, values in tried.items())
         rows.append([method, shown, *(_chosen(choices, dataset, method) for dataset in DATASETS)])
-    alone = {dataset: [job for job in jobs(TUNE, dataset, [0]) if scope(job.cell) != dataset] for dataset in DATASETS}
+    alone = {
+        dataset: [entry for entry in entries(TUNE, dataset, [0]) if scope(entry.cell) != dataset]
+        for dataset in DATASETS
+    }
     for row in zip(*alone.values(), strict=True):
-        cells = [f"{title(job.cell)}: {_chosen(choices, job.cell, job.method)}" for job in row]
+        cells = [f"{title(entry.cell)}: {_chosen(choices, entry.cell, entry.method)}" for entry in row]
         rows.append([f"{row[0].method}, many clients", "the same", *cells])
     return markdown(["method", "grid", *(f"chosen, {paper()['datasets'][one]}" for one in DATASETS)], rows)
 

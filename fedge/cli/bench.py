@@ -17,8 +17,8 @@ from fedge.cli.errors import one_line
 from fedge.cli.text import to_json
 from fedge.experiment import ExperimentError
 from fedge.experiment.device import find
-from fedge.reproduce.hardware import hardware
 from fedge.runs.folder import versions
+from fedge.sweep.hardware import hardware
 
 ON_A_CPU = ("A", "B", "C")
 

@@ -14,8 +14,8 @@ from fedge.engine.ranks.process_group import Group, RankError
 from fedge.engine.uploads.checks import TooFewReplies
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
-from fedge.reproduce.pool import LostWorker
 from fedge.runs.folder import RunFolderError
+from fedge.sweep.processes import LostWorker
 
 ASKED = 2  # what was asked for is not possible
 FAILED = 1  # it was possible, and went wrong

@@ -7,42 +7,41 @@ from statistics import mean
 from typing import Any
 
 from fedge.cli.text import duration
-from fedge.reproduce import Campaign, Choices, Job
-from fedge.reproduce.places import TUNE
-from fedge.reproduce.store import Line, Store
-from fedge.reproduce.tables import step_of
-from fedge.reproduce.tuning import grid, scope
+from fedge.sweep import Choices, Entry, Files, Runner, Store
+from fedge.sweep.entries import step_of
+from fedge.sweep.files import TUNE, scope
+from fedge.sweep.store import Line
 
 
-def runs(jobs: Iterable[Job], campaign: Campaign) -> Iterator[str]:
-    """A line a run."""
-    for job in jobs:
-        state = _state(campaign.store.find(job.key) is not None, campaign.is_begun(job))
-        yield f"{state} {job}, {step_of(job.config['algorithm'])}, {_rounds(job)}"
+def runs(entries: Iterable[Entry], runner: Runner) -> Iterator[str]:
+    """One line per run."""
+    for entry in entries:
+        state = _state(runner.store.find(entry.key) is not None, runner.is_begun(entry))
+        yield f"{state} {entry}, {step_of(entry.config['algorithm'])}, {_rounds(entry)}"
 
 
-def tunings(jobs: Iterable[Job], chosen: Choices) -> Iterator[str]:
-    """A line a method that is tuned."""
-    for job in jobs:
-        known = chosen.lines.get((scope(job.cell), job.method), {})
-        what = f"{TUNE} {scope(job.cell)}, {job.method}, {len(grid(job.method))} settings, {_rounds(job)}"
-        yield f"{_state(known.get('rounds', 0) >= job.rounds)} {what}"
+def tunings(entries: Iterable[Entry], files: Files, chosen: Choices) -> Iterator[str]:
+    """One line per method that is tuned."""
+    for entry in entries:
+        known = chosen.lines.get((scope(entry.cell), entry.method), {})
+        what = f"{TUNE} {scope(entry.cell)}, {entry.method}, {len(files.grid(entry.method))} settings, {_rounds(entry)}"
+        yield f"{_state(known.get('rounds', 0) >= entry.rounds)} {what}"
 
 
-def done(jobs: list[Job], store: Store) -> str:
+def done(entries: list[Entry], store: Store) -> str:
     """How many runs there are and have a result, each counted once."""
-    keys = {job.key for job in jobs}
+    keys = {entry.key for entry in entries}
     text = f"{sum(store.find(key) is not None for key in keys)} of {len(keys)} runs are done"
-    return text if len(keys) == len(jobs) else f"{text} (one that several tables want counts once)"
+    return text if len(keys) == len(entries) else f"{text} (one that several tables want counts once)"
 
 
-def summary(jobs: list[Job], store: Store, hardware: str, engine: dict[str, Any]) -> str:
+def summary(entries: list[Entry], store: Store, hardware: str, engine: dict[str, Any]) -> str:
     """How many are done, and how long the others take here, judged by other seeds of the same runs in this store."""
-    every = {job.key: job for job in jobs}
-    text, times = done(jobs, store), []
-    for job in every.values():
-        if store.find(job.key) is None:
-            alike = [store.find(one.key) for one in jobs if _but_for_the_seed(one) == _but_for_the_seed(job)]
+    every = {entry.key: entry for entry in entries}
+    text, times = done(entries, store), []
+    for entry in every.values():
+        if store.find(entry.key) is None:
+            alike = [store.find(one.key) for one in entries if _but_for_the_seed(one) == _but_for_the_seed(entry)]
             times.append([_seconds(line) for line in alike if line and _here(line, hardware, engine)])
     known = [mean(found) for found in times if found]
     if not known:
@@ -51,12 +50,12 @@ def summary(jobs: list[Job], store: Store, hardware: str, engine: dict[str, Any]
     return f"{text}; on this machine ({hardware}) other seeds of {of} took about {duration(sum(known))} in all"
 
 
-def _rounds(job: Job) -> str:
-    return "1 round" if job.rounds == 1 else f"{job.rounds} rounds"
+def _rounds(entry: Entry) -> str:
+    return "1 round" if entry.rounds == 1 else f"{entry.rounds} rounds"
 
 
-def _but_for_the_seed(job: Job) -> tuple[str, str, str]:
-    return job.experiment, job.cell, job.label
+def _but_for_the_seed(entry: Entry) -> tuple[str, str, str]:
+    return entry.experiment, entry.cell, entry.label
 
 
 def _here(line: Line, hardware: str, engine: dict[str, Any]) -> bool:

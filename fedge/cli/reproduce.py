@@ -16,32 +16,33 @@ from rich.markdown import Markdown
 from fedge.cli import plan as plans
 from fedge.cli.errors import INTERRUPTED, one_line
 from fedge.cli.interrupt import Interrupt
+from fedge.cli.listener import Say
+from fedge.cli.paper import study as find_study
 from fedge.cli.progress import Display
 from fedge.cli.run import say
-from fedge.cli.telling import Say
 from fedge.data.catalogue import SHORT
 from fedge.engine.runtime import check_precision
 from fedge.engine.simulator import check_compile
 from fedge.experiment import ExperimentError
-from fedge.reproduce import DATASETS, EXPERIMENTS, Campaign, Choices, Job, Stopped, jobs, tune
-from fedge.reproduce.campaign import Tell, locked
-from fedge.reproduce.claims import claims
-from fedge.reproduce.figures import draw
-from fedge.reproduce.hardware import hardware
-from fedge.reproduce.measured import details
-from fedge.reproduce.places import TUNE, check, paper, root
-from fedge.reproduce.pool import Tuning, together
-from fedge.reproduce.tables import table
-from fedge.reproduce.tuning import SEED, TRIALS, methods
+from fedge.sweep import Choices, Entry, Runner, Stopped, Study, entries, tune
+from fedge.sweep.files import TUNE, check
+from fedge.sweep.halving import SEED, TRIALS
+from fedge.sweep.hardware import hardware
+from fedge.sweep.processes import Tuning, run_in_processes
+from fedge.sweep.runner import Listener, locked
 
 ALSO = {name: short for short, name in SHORT.items()}  # `fashion_mnist` for `fmnist`
 MORE = 3  # the exit code when the time was up before all runs were done
 
 
 def reproduce(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(EXPERIMENTS)}; or {TUNE}.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help=f"Experiments, such as noniid; or {TUNE}. A wrong one lists all."),
+    ],
     dataset: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(DATASETS)}. Repeatable; without it {DATASETS[0]}.")
+        list[str] | None,
+        typer.Option(help="Such as fmnist. Repeatable; without it the study's first. A wrong one lists all."),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Only this one and its variants, such as FedOVA. Repeatable.")
@@ -60,8 +61,11 @@ def reproduce(
     precision: Annotated[str, typer.Option(help="fp32; on a GPU also tf32 or bf16.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
     processes: Annotated[
-        int, typer.Option("--jobs", min=1, help="Runs at a time, a process each: where one does not fill the GPU.")
+        int, typer.Option("--jobs", min=1, help="Runs at a time, one process each: where one does not fill the GPU.")
     ] = 1,
+    paper: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A clone of the repository, if this is not one.")
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say which runs there are and which are done.")] = False,
 ) -> None:
     """Repeat experiments of the paper and print its tables with our numbers beside them.
@@ -73,17 +77,18 @@ def reproduce(
     Exit code 3: the time was up, and there is more to do. 130: it was interrupted.
     """
     console = Console()
-    chosen = [ALSO.get(one, one) for one in dataset or [DATASETS[0]]]
     with one_line():
+        study = find_study(paper)
+        chosen = [ALSO.get(one, one) for one in dataset or study.files.datasets[:1]]
         for name in names:
-            check("experiment", name, (*EXPERIMENTS, TUNE))
+            check("experiment", name, (*study.files.experiments, TUNE))
         for one in chosen:
-            check("dataset", one, DATASETS)
-        campaign = Campaign(out, device, {"precision": precision, "compile": compile})
-        _fits(campaign.device, precision, compile)
+            check("dataset", one, study.files.datasets)
+        runner = Runner(out, device, {"precision": precision, "compile": compile})
+        _fits(runner.device, precision, compile)
         for one in method or []:
-            check("method", one, tuple(methods()))
-        work = _Work(campaign, chosen, method or methods(), seeds, rounds, console)
+            check("method", one, tuple(study.files.grids()))
+        work = _Work(study, runner, chosen, method or list(study.files.grids()), seeds, rounds, console)
         if plan:
             work.plan(names)
             return
@@ -105,61 +110,63 @@ def _fits(device: str, precision: str, compile: bool) -> None:
 class _Work:
     def __init__(
         self,
-        campaign: Campaign,
+        study: Study,
+        runner: Runner,
         datasets: list[str],
         methods: list[str],
         seeds: int,
         rounds: int | None,
         console: Console,
     ) -> None:
-        self.campaign, self.datasets, self.methods = campaign, datasets, methods
+        self.study, self.runner, self.datasets, self.methods = study, runner, datasets, methods
         self.seeds, self.rounds, self.console = seeds, rounds, console
         self._said: set[tuple[str, str]] = set()  # data set and method that were not tuned
 
-    def jobs(self, name: str, dataset: str) -> list[Job]:
-        own, published = self.campaign.out / TRIALS, root() / "results" / TRIALS
-        ranked, diverged = Choices([own, published]), self.campaign.store.diverged
+    def entries(self, name: str, dataset: str) -> list[Entry]:
+        ranked, diverged = Choices([self.runner.out / TRIALS, self.study.chosen]), self.runner.store.diverged
         seeds = [SEED] if name == TUNE else range(self.seeds)
-        found = jobs(name, dataset, seeds, self.rounds, ranked, diverged)
-        return [job for job in found if job.method in self.methods]
+        found = entries(self.study.files, name, dataset, seeds, self.rounds, ranked, diverged)
+        return [entry for entry in found if entry.method in self.methods]
 
-    def _groups(self, names: list[str]) -> Iterator[tuple[str, str, list[Job]]]:
-        """The runs of every table: its name, its data set, its jobs; of tuning, one trial follows from another."""
+    def _groups(self, names: list[str]) -> Iterator[tuple[str, str, list[Entry]]]:
+        """The runs of every table: its name, its data set, its entries; of tuning, one trial follows from another."""
         for dataset, name in product(self.datasets, names):
             if name != TUNE:
-                yield name, dataset, self.jobs(name, dataset)
+                yield name, dataset, self.entries(name, dataset)
 
     def plan(self, names: list[str]) -> None:
-        every: list[Job] = []
+        every: list[Entry] = []
         for name in names:
             for dataset in self.datasets:
-                wanted = self.jobs(name, dataset)
+                wanted = self.entries(name, dataset)
                 if name == TUNE:
-                    lines = plans.tunings(wanted, Choices([self.campaign.out / TRIALS]))
+                    lines = plans.tunings(wanted, self.study.files, Choices([self.runner.out / TRIALS]))
                 else:
-                    lines = plans.runs(wanted, self.campaign)
+                    lines = plans.runs(wanted, self.runner)
                     every += wanted
                     if not wanted:
                         self._nothing(name, dataset)
                 for line in lines:
                     say(self.console, line)
         if every:
-            here = hardware(self.campaign.device)
-            say(self.console, plans.summary(every, self.campaign.store, here, self.campaign.all_engine))
+            here = hardware(self.runner.device)
+            say(self.console, plans.summary(every, self.runner.store, here, self.runner.all_engine))
 
     def _nothing(self, name: str, dataset: str) -> None:
-        what = dataset if self.methods == methods() else f"{' or '.join(self.methods)} on {dataset}"
+        what = (
+            dataset if self.methods == list(self.study.files.grids()) else f"{' or '.join(self.methods)} on {dataset}"
+        )
         say(self.console, f"{name}: the paper's table has nothing on {what}")
 
     def all(self, names: list[str], deadline: float | None, processes: int = 1) -> int:
         """Runs everything, tuning first; returns the exit code."""
         names = sorted(names, key=lambda name: name != TUNE)
         with Interrupt(Display().stopping) as interrupt, self.console.status("starting") as status:
-            self.campaign.stop = _stop(interrupt, deadline)
-            self.campaign.tell = tell = Say(self.console, status)
+            self.runner.stop = _stop(interrupt, deadline)
+            self.runner.listener = said = Say(self.console, status)
             try:
                 if processes > 1:
-                    self._together(names, processes, tell)
+                    self._together(names, processes, said)
                 for dataset in self.datasets:  # outside, so that its data are loaded once for all names
                     for name in names:
                         self._one(name, dataset)
@@ -171,82 +178,79 @@ class _Work:
                 return 0
         self._write_some(names)
         say(self.console, f"Stopped: {self._so_far(names)}the same command goes on from here.")
-        if processes == 1 and not tell.rounds and not interrupt.wanted():
+        if processes == 1 and not said.rounds and not interrupt.wanted():
             say(self.console, "No round was done in this time: give it more --minutes.")
         return INTERRUPTED if interrupt.wanted() else MORE
 
     def _so_far(self, names: list[str]) -> str:
         """How far the runs are; of tuning nothing can be said, for one trial follows from another."""
-        wanted = [job for _, _, group in self._groups(names) for job in group]
-        return f"{plans.done(wanted, self.campaign.store)}; " if wanted else ""
+        wanted = [entry for _, _, group in self._groups(names) for entry in group]
+        return f"{plans.done(wanted, self.runner.store)}; " if wanted else ""
 
-    def _together(self, names: list[str], processes: int, tell: Say) -> None:
+    def _together(self, names: list[str], processes: int, said: Say) -> None:
         """Everything in several processes; what comes after it finds all runs done, and shows them."""
         if TUNE in names:
-            found = {(dataset, job.method) for dataset in self.datasets for job in self.jobs(TUNE, dataset)}
-            tell.several(len(found), processes)
-            together(self.campaign, [Tuning(*one, self.rounds) for one in sorted(found)], processes, tell.done)
+            found = {(dataset, entry.method) for dataset in self.datasets for entry in self.entries(TUNE, dataset)}
+            said.several(len(found), processes)
+            tunings = [Tuning(self.study.files, *one, self.rounds) for one in sorted(found)]
+            run_in_processes(self.runner, tunings, processes, said.done)
         for _, _, group in self._groups(names):
             self._untuned(group)
-        while wanted := self._missing(names):  # what diverged gives way to the next best setting
-            tell.several(len(wanted), processes)
-            together(self.campaign, wanted, processes, tell.done)
-        self.campaign.tell = Tell()
+        while wanted := self._missing(names):  # where a run diverged, the next best setting is tried
+            said.several(len(wanted), processes)
+            run_in_processes(self.runner, wanted, processes, said.done)
+        self.runner.listener = Listener()
 
-    def _missing(self, names: list[str]) -> list[Job]:
+    def _missing(self, names: list[str]) -> list[Entry]:
         """Runs that have no result yet, each once."""
-        found: dict[str, Job] = {}
+        found: dict[str, Entry] = {}
         for _, _, group in self._groups(names):
-            for job in group:
-                found.setdefault(job.key, job)
-        return [job for key, job in found.items() if self.campaign.store.find(key) is None]
+            for entry in group:
+                found.setdefault(entry.key, entry)
+        return [entry for key, entry in found.items() if self.runner.store.find(key) is None]
 
     def _one(self, name: str, dataset: str) -> None:
         if name == TUNE:
-            for line in tune(self.campaign, dataset, self.rounds, self.methods):
+            for line in tune(self.runner, self.study.files, dataset, self.rounds, self.methods):
                 say(self.console, f"chosen for {line.get('cell', dataset)}, {line['method']}: {line['setting']}")
             return
-        wanted = self.jobs(name, dataset)
+        wanted = self.entries(name, dataset)
         if not wanted:
             self._nothing(name, dataset)
             return
         self._untuned(wanted)
-        done: list[Job] = []
-        while done != wanted:  # what diverged gives way to the next best setting
-            for job in wanted:
-                self.campaign.run(job)
-            done, wanted = wanted, self.jobs(name, dataset)
+        done: list[Entry] = []
+        while done != wanted:  # where a run diverged, the next best setting is tried
+            for entry in wanted:
+                self.runner.run(entry)
+            done, wanted = wanted, self.entries(name, dataset)
         self._show(name, dataset, wanted)
 
-    def _untuned(self, wanted: list[Job]) -> None:
-        for dataset, method in dict.fromkeys((job.dataset, job.method) for job in wanted if job.rank is None):
+    def _untuned(self, wanted: list[Entry]) -> None:
+        for dataset, method in dict.fromkeys((entry.dataset, entry.method) for entry in wanted if entry.rank is None):
             if (dataset, method) not in self._said:
                 say(self.console, f"{method} was not tuned on {dataset}: the values of the files are used")
             self._said.add((dataset, method))
 
     def _write_some(self, names: list[str]) -> None:
-        """The tables that have a result, as far as they are, to files alone: who stops wants an end."""
+        """The tables that have a result, as far as they are, to files alone: the user asked to stop."""
         for name, dataset, wanted in self._groups(names):
-            if any(self.campaign.store.find(job.key) for job in wanted):
+            if any(self.runner.store.find(entry.key) for entry in wanted):
                 page, _ = self._write(name, dataset, wanted)
                 say(self.console, f"Table so far   {page}")
 
-    def _write(self, name: str, dataset: str, wanted: list[Job]) -> tuple[Path, str]:
+    def _write(self, name: str, dataset: str, wanted: list[Entry]) -> tuple[Path, str]:
         """The table and the claims to a file, with what they were measured with."""
-        store = self.campaign.store
-        cut = "".join(dict.fromkeys(f", {job.cut}" for job in wanted if job.cut))
-        title = f"{paper()['titles'][name]}, {paper()['datasets'][dataset]}{cut}"
-        said = "\n".join(f"- {line}" for line in claims(wanted, store))
-        text = "\n\n".join([f"# {title}", table(wanted, store), said])
-        page = self.campaign.out / f"{name}-{dataset}.md"
-        page.write_text(f"{text}\n\n{details(wanted, store)}\n", "utf-8")
+        store = self.runner.store
+        page, text = self.runner.out / f"{name}-{dataset}.md", self.study.page(wanted, store)
+        page.write_text(f"{text}\n\n{self.study.details(wanted, store)}\n", "utf-8")
         return page, text
 
-    def _show(self, name: str, dataset: str, wanted: list[Job]) -> None:
+    def _show(self, name: str, dataset: str, wanted: list[Entry]) -> None:
         page, text = self._write(name, dataset, wanted)
         self.console.print(Markdown(text))
         say(self.console, f"Table    {page}")
-        picture = draw(wanted, self.campaign.store, page.with_suffix(".png"))
+        picture = self.study.draw(wanted, self.runner.store, page.with_suffix(".png"))
         say(self.console, f"Figure   {picture or 'needs matplotlib: pip install fedge[report]'}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from fedge.core import Params
-from fedge.handle.squares import Squares
+from fedge.handle.fisher_diagonal import Squares
 
 Losses = Callable[[Params], Tensor]  # params -> [B]
 
@@ -21,8 +21,8 @@ _ONE_AT_A_TIME = threading.RLock()  # torch's forward mode has one state for all
 def sum_sq_grad(losses: Losses, params: Params, separable: list[str]) -> Params:
     """sum_i (d loss_i / d w)^2, exactly.
 
-    Weights that a linear or convolution layer uses once get it in one backward pass (see `squares`); the others from
-    one gradient an example.
+    Weights that a layer with a rule uses once get it in one backward pass (see `fisher_diagonal`); the others from one
+    gradient per example.
     """
     fast = {name: params[name] for name in separable}
     rest = {name: leaf for name, leaf in params.items() if name not in fast}

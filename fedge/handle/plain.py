@@ -16,13 +16,13 @@ from torch.func import functional_call
 
 from fedge.core import Batch, Loss, Params
 from fedge.handle import curvature
-from fedge.handle.dropout import AddressedDropout
+from fedge.handle.addressed_dropout import AddressedDropout
+from fedge.handle.fisher_diagonal import separable
 from fedge.handle.module import check_module
-from fedge.handle.squares import separable
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """- log softmax(logits)[y], one value an example."""
+    """- log softmax(logits)[y], one value per example."""
     return F.cross_entropy(logits, y, reduction="none")
 
 
@@ -56,7 +56,7 @@ class Handle:
         return x
 
     def losses(self, params: Params, batch: Batch) -> Tensor:
-        """One loss an example, [B], zero on padding."""
+        """One loss per example, [B], zero on padding."""
         out = self.per_example(self.logits(params, batch.x, batch.key), batch.y)
         _check_losses(out, batch.y)
         return torch.where(batch.mask, out, 0.0)

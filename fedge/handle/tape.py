@@ -1,20 +1,23 @@
-"""A forward pass through a chain that remembers how to go back: what the rules for one job and for many share."""
+"""The record of a forward pass through a chain, from which the backward pass is run."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from fedge.core import Params
-from fedge.handle.chain import Layer
+from fedge.keys import fold_tensor, keep_mask
 
 Back = Callable[[Tensor], Tensor]
 
+TERMS = 128  # examples: compiled, 100 terms cost twice the time of 15 and 600 eight times
 
-class Tape:
-    """A method a kind of layer; each leaves its way back in `steps`, and `grads` fills on that way."""
+
+class Tape(ABC):
+    """Layers record their backward steps in `steps`; these fill `grads`."""
 
     def __init__(self, params: Params, key: Tensor) -> None:
         self.params, self.key = params, key
@@ -22,50 +25,84 @@ class Tape:
         self.grads: Params = {}
         self.dropouts, self.trained = 0, False
 
-    def forward(self, layers: list[Layer], x: Tensor) -> Tensor:
-        for layer in layers:
-            x = getattr(self, layer.kind)(layer, x)
-        return x
+    def record(self, out: Tensor, back: Back) -> Tensor:
+        """Records how to get from the gradient in `out` to that in the layer's input; returns `out`."""
+        self.steps.append(back)
+        return out
+
+    def is_first(self) -> bool:
+        """Whether no layer before this one has parameters; the backward pass then ends here."""
+        first, self.trained = not self.trained, True
+        if first:
+            self.steps.clear()
+        return first
 
     def backward(self, g: Tensor) -> Params:
         for back in reversed(self.steps):
             g = back(g)
         return self.grads
 
-    def noted(self, out: Tensor, back: Back) -> Tensor:
-        """What a layer puts out, once the way back is noted."""
-        self.steps.append(back)
-        return out
-
-    def is_first(self) -> bool:
-        """Whether no layer before this one wants a gradient; the way back then ends here."""
-        first, self.trained = not self.trained, True
-        if first:
-            self.steps.clear()
-        return first
-
-    def relu(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.relu()
-        return self.noted(out, lambda g: torch.ops.aten.threshold_backward(g, out, 0))
-
-    def tanh(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.tanh()
-        return self.noted(out, lambda g: g * (1 - out * out))
-
-    def sigmoid(self, layer: Layer, x: Tensor) -> Tensor:
-        out = x.sigmoid()
-        return self.noted(out, lambda g: g * (out * (1 - out)))
-
-    def dropout(self, layer: Layer, x: Tensor) -> Tensor:
-        self.dropouts += 1
-        p = layer["p"]
-        if p == 0:
-            return x
-        if p == 1:
-            return self.noted(x * 0, lambda g: g * 0)
-        scale = self.keep(x, p).to(x.dtype) / (1 - p)
-        return self.noted(x * scale, lambda g: g * scale)
-
+    @abstractmethod
     def keep(self, x: Tensor, p: float) -> Tensor:
         """The mask of the present dropout, in the shape of x."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def product(self, bias: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b + bias"""
+
+
+class One(Tape):
+    """One job on a CPU. Images are [B, C, H, W], mostly channels last in memory; vectors are [B, F].
+
+    One client's batch is too little for several threads; what counts are torch's own kernels.
+    """
+
+    def keep(self, x: Tensor, p: float) -> Tensor:
+        return keep_mask(fold_tensor(self.key, self.dropouts), x.shape, p, x.device)
+
+    def product(self, bias: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b if bias is None else torch.addmm(bias, a, b)
+
+
+class Many(Tape):
+    """J jobs at once: every layer is a batched product or acts on each number by itself. Vectors are [J, B, F].
+
+    Images are [J, B, C, H, W] or, with `channels_first`, [J, C, B, H, W]; a convolution says which it wants. `fused`
+    says that a compiler joins operations on single numbers: they are then written out one by one.
+    """
+
+    def __init__(self, params: Params, key: Tensor, fused: bool) -> None:
+        super().__init__(params, key)
+        self.fused, self.channels_first = fused, False
+
+    def turn(self, x: Tensor, channels_first: bool) -> Tensor:
+        """Images in the wanted order, as a view."""
+        if channels_first == self.channels_first:
+            return x
+        self.channels_first = channels_first
+        return self.record(x.transpose(1, 2), lambda g: g.transpose(1, 2))
+
+    def keep(self, x: Tensor, p: float) -> Tensor:
+        """The mask of one job is addressed by the element's place in [B, C, H, W], in whichever order images are."""
+        shape = x.transpose(1, 2).shape[1:] if self.channels_first else x.shape[1:]
+        key = fold_tensor(self.key, self.dropouts).view(-1, *[1] * len(shape))
+        found = keep_mask(key, shape, p, x.device)
+        return found.transpose(1, 2) if self.channels_first else found
+
+    def stored(self, x: Tensor) -> Tensor:
+        """Written to memory once: a compiler would compute it anew for every pixel of a window."""
+        return x.as_strided(x.shape, x.stride()) if self.fused else x
+
+    def sum_over_examples(self, parts: Tensor) -> Tensor:
+        """[J, B, ...] -> [J, ...]; term by term it is one pass for a compiler.
+
+        Of a large batch it is not written out: a compiler needs minutes for so many terms.
+        """
+        if self.fused and parts.shape[1] <= TERMS:
+            return self.stored(sum(parts.unbind(1)[1:], parts[:, 0]))
+        return self.stored(parts.sum(1))
+
+    def product(self, bias: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+        if bias is None:
+            return a @ b
+        return a @ b + bias if self.fused else torch.baddbmm(bias, a, b)

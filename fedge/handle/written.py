@@ -1,7 +1,7 @@
 """A handle whose gradient is written down layer by layer, where the module is a chain.
 
 To an algorithm it is the same function. Under vmap, `Gradient` does not let torch vectorise autograd's steps one by
-one: it is told the jobs and computes all of them with the batched rules of `stacked`.
+one: it is told the jobs and computes all of them with the layers' rules for many.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from fedge.core import Batch, Loss, Params
-from fedge.handle.chain import Layer, NotAChain, read
-from fedge.handle.lone import LoneTape
+from fedge.handle.chain import read
+from fedge.handle.layer import Layer
 from fedge.handle.plain import Handle, cross_entropy
-from fedge.handle.stacked import StackedTape
+from fedge.handle.tape import Many, One
 
 
 class Program:
@@ -28,24 +28,32 @@ class Program:
     def __init__(self, layers: list[Layer], loss: Loss, fused: bool = False, half: bool = False) -> None:
         self.layers, self.loss, self.fused, self.half = layers, loss, fused, half
 
-    def stacked(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
+    def many(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""
         if not self.half:
-            tape = StackedTape(params, key, self.fused)
-            return tape.backward(self.downhill(tape.forward(self.layers, x), y, mask))
-        tape = StackedTape({name: leaf.bfloat16() for name, leaf in params.items()}, key, self.fused)
-        logits = tape.forward(self.layers, x.bfloat16()).float()
-        grads = tape.backward(self.downhill(logits, y, mask).bfloat16())
+            return self._backward(Many(params, key, self.fused), x, y, mask)
+        tape = Many({name: leaf.bfloat16() for name, leaf in params.items()}, key, self.fused)
+        grads = self._backward(tape, x.bfloat16(), y, mask)
         return {name: leaf.to(params[name].dtype) for name, leaf in grads.items()}
 
     def one(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradient of one job."""
         if x.device.type == "cpu" and not self.half:
-            tape = LoneTape(params, key)
-            return tape.backward(self.downhill(tape.forward(self.layers, x), y, mask))
+            tape = One(params, key)
+            for layer in self.layers:
+                x = layer.one(tape, x)
+            return tape.backward(self.downhill(x, y, mask))
         first = {name: leaf.unsqueeze(0) for name, leaf in params.items()}
-        found = self.stacked(x.unsqueeze(0), y.unsqueeze(0), mask.unsqueeze(0), key.unsqueeze(0), first)
+        found = self.many(x.unsqueeze(0), y.unsqueeze(0), mask.unsqueeze(0), key.unsqueeze(0), first)
         return {name: leaf.squeeze(0) for name, leaf in found.items()}
+
+    def _backward(self, tape: Many, x: Tensor, y: Tensor, mask: Tensor) -> Params:
+        for layer in self.layers:
+            x = layer.many(tape, x)
+        logits = tape.turn(x, False)
+        if not self.half:
+            return tape.backward(self.downhill(logits, y, mask))
+        return tape.backward(self.downhill(logits.float(), y, mask).bfloat16())
 
     def downhill(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """d (mean loss over the real examples) / d logits, [..., B, C]."""
@@ -91,7 +99,7 @@ class Gradient(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, names: tuple[str, ...], *tensors: Tensor) -> Any:  # fmt: skip # noqa: E501
         stacked = [_leading(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[2:], strict=True)]
         x, y, mask, key, *leaves = stacked
-        found = program.stacked(x, y, mask, key, dict(zip(names, leaves, strict=True)))
+        found = program.many(x, y, mask, key, dict(zip(names, leaves, strict=True)))
         return tuple(found[name] for name in names), (0,) * len(names)
 
 
@@ -124,6 +132,3 @@ class WrittenHandle(Handle):
         names = tuple(params)
         found = Gradient.apply(self.program, names, *batch, *params.values())  # type: ignore[no-untyped-call]
         return dict(zip(names, found, strict=True))
-
-
-__all__ = ["NotAChain", "Program", "WrittenHandle"]

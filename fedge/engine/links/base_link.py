@@ -46,6 +46,7 @@ class BaseLink(ABC):
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         """Make the choices of `settings` again."""
+        return None
 
     def remembered(self, round: int) -> dict[str, Any]:
         """What clients remember after this round, for a checkpoint, as far as the link has it."""
@@ -53,6 +54,7 @@ class BaseLink(ABC):
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Let clients remember what `remembered` gave."""
+        return None
 
     def remembers_elsewhere(self) -> bool:
         """Whether `remembered` has to ask other processes, which may be gone."""

@@ -13,95 +13,73 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tomllib
-from collections.abc import Collection, Iterable
-from itertools import product
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedge.experiment import ExperimentError
-from fedge.reproduce.campaign import Campaign
-from fedge.reproduce.jobs import Job, Setting, as_before, of_file
-from fedge.reproduce.places import GRID, TUNE, files, root
-from fedge.reproduce.store import Line, Store
+from fedge.sweep.entries import Entry, as_before, of_file
+from fedge.sweep.files import TUNE, Files, Setting, scope
+from fedge.sweep.runner import Runner
+from fedge.sweep.store import Line, Store
 
 TRIALS = "tune.jsonl"
-MOST = 8  # settings a method
 EIGHTHS = (1, 3, 8)  # of the rounds, after which the worse half is dropped
 LAST = 5  # rounds of which the validation accuracy is the mean
 SEED = 0
 
 
-def scope(cell: str) -> str:
-    """What a tuning is for: a data set if it is `fmnist-iid` or `fmnist-noniid`, else a cell: `fmnist-k1000`."""
-    dataset, _, rest = cell.partition("-")
-    return dataset if rest in ("iid", "noniid") else cell
-
-
-def methods() -> list[str]:
-    """All that are compared, by the names they have in grid.toml."""
-    return list(tomllib.loads((root() / GRID).read_text("utf-8")))
-
-
-def grid(method: str) -> list[Setting]:
-    """The settings that are tried for a method: every combination of its lists in grid.toml."""
-    axes = tomllib.loads((root() / GRID).read_text("utf-8")).get(method)
-    if axes is None:
-        raise ExperimentError(f"{GRID} has no settings for {method!r}: add a table with its name")
-    found = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    if len(found) > MOST:
-        raise ExperimentError(f"{GRID} has {len(found)} settings for {method!r}, at most {MOST} are tried")
-    return found
-
-
 def tune(
-    campaign: Campaign, dataset: str, rounds: int | None = None, only: Collection[str] | None = None
+    runner: Runner, files: Files, dataset: str, rounds: int | None = None, only: Collection[str] | None = None
 ) -> list[Line]:
     """Choose for every method of a data set, or some; returns the choices, which are stored beside the trials."""
-    store = Store(campaign.out / TRIALS)
+    store = Store(runner.out / TRIALS)
     choices = []
-    for file in files(TUNE, dataset):
-        for position, job in enumerate(of_file(TUNE, file, SEED, rounds)):
-            if only is None or job.method in only:
-                choices.append(_choose(campaign, store, file, position, job))
+    for file in files.of(TUNE, dataset):
+        for position, entry in enumerate(of_file(files.name, TUNE, file, SEED, rounds)):
+            if only is None or entry.method in only:
+                made = partial(_with, files.name, file, position, entry)
+                choices.append(_choose(runner, store, files.grid(entry.method), entry, made))
     return choices
 
 
-def _choose(campaign: Campaign, store: Store, file: Path, position: int, job: Job) -> Line:
-    alive, trials = grid(job.method), list[Line]()
+def _choose(
+    runner: Runner, store: Store, grid: list[Setting], entry: Entry, made: Callable[[Setting, int], Entry]
+) -> Line:
+    alive, trials = grid, list[Line]()
     for eighths in EIGHTHS:
-        budget = max(1, job.rounds * eighths // 8)
-        scored = [(_trial(campaign, store, _with(file, position, job, one, budget), job.rounds), one) for one in alive]
+        budget = max(1, entry.rounds * eighths // 8)
+        scored = [(_trial(runner, store, made(one, budget), entry.rounds), one) for one in alive]
         trials = [{"setting": setting, "rounds": budget, "validation": score} for score, setting in scored] + trials
         ranked = sorted(scored, key=lambda one: -one[0])  # stable: the first of equals
         alive = [setting for _, setting in ranked[: max(1, len(ranked) // 2)]]
-    head: Line = {"kind": "choice", "dataset": job.dataset, "method": job.method, "rounds": job.rounds}
-    head |= {} if scope(job.cell) == job.dataset else {"cell": job.cell}
+    head: Line = {"kind": "choice", "dataset": entry.dataset, "method": entry.method, "rounds": entry.rounds}
+    head |= {} if scope(entry.cell) == entry.dataset else {"cell": entry.cell}
     line: Line = head | {"key": _key({**head, "trials": trials}), "setting": alive[0], "trials": trials}
     if store.find(line["key"]) is None:
         store.add(line)
-    for setting in grid(job.method):
-        shutil.rmtree(
-            campaign.out / "runs" / _folder(_with(file, position, job, setting, 1), job.rounds), ignore_errors=True
-        )
+    for setting in grid:
+        shutil.rmtree(runner.out / "runs" / _folder(made(setting, 1), entry.rounds), ignore_errors=True)
     return line
 
 
-def _trial(campaign: Campaign, store: Store, job: Job, budget: int) -> float:
+def _trial(runner: Runner, store: Store, entry: Entry, budget: int) -> float:
     """The validation accuracy of a setting after so many rounds; 0 if it diverged."""
-    line = campaign.run(job, store, _folder(job, budget))
+    line = runner.run(entry, store, _folder(entry, budget))
     return 0.0 if line["failed"] else round(mean(line["test_accuracy"][-LAST:]), 5)
 
 
-def _with(file: Path, position: int, job: Job, setting: Setting, rounds: int) -> Job:
-    """The same job with a setting and a number of rounds."""
-    return of_file(TUNE, file, SEED, rounds, lambda _, method: setting if method == job.method else {})[position]
+def _with(name: str, file: Path, position: int, entry: Entry, setting: Setting, rounds: int) -> Entry:
+    """The same entry with a setting and a number of rounds."""
+    return of_file(name, TUNE, file, SEED, rounds, lambda _, method: setting if method == entry.method else {})[
+        position
+    ]
 
 
-def _folder(job: Job, budget: int) -> str:
+def _folder(entry: Entry, budget: int) -> str:
     """The same for every number of rounds, so that a longer trial goes on where the shorter one ended."""
-    plain = {**job.config, "train": {**job.config["train"], "rounds": 0}}
+    plain = {**entry.config, "train": {**entry.config["train"], "rounds": 0}}
     plain["algorithm"] = as_before(plain["algorithm"])
     return f"tune-{budget}-{_key(plain)}"
 

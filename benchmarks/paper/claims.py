@@ -7,10 +7,11 @@ from itertools import pairwise
 from statistics import median, stdev
 from typing import NamedTuple
 
-from fedge.reproduce.jobs import Job, innermost
-from fedge.reproduce.places import paper, stated
-from fedge.reproduce.store import Store
-from fedge.reproduce.tables import Cell, cells
+from fedge.sweep.entries import Entry, innermost
+from fedge.sweep.store import Store
+
+from .places import paper, stated
+from .tables import Cell, cells
 
 OURS, BASE, SECOND_ORDER, CLIPPED = "FedOVA", "FedAvg", "Fisher L-BFGS", "Clipped "
 WITHIN, OVERLAP = ", within two deviations of the seeds", ", the seeds overlap"
@@ -33,14 +34,14 @@ class Claim(NamedTuple):
         return self.said
 
 
-def claims(jobs: Sequence[Job], store: Store) -> list[Claim]:
+def claims(entries: Sequence[Entry], store: Store) -> list[Claim]:
     """One line a claim that there are runs for; how many seeds it rests on is said where some are missing."""
-    found = cells(jobs, store)
+    found = cells(entries, store)
     by_cell: dict[str, dict[str, Cell]] = {}
     for label, row in found.items():
         for name, cell in row.items():
             by_cell.setdefault(name, {})[label] = cell
-    kind = jobs[0].experiment
+    kind = entries[0].experiment
     lines = list[Claim]()
     if kind in ("noniid", "sharing", "clients"):
         for name, row in by_cell.items():
@@ -55,10 +56,10 @@ def claims(jobs: Sequence[Job], store: Store) -> list[Claim]:
         lines += _loss([row[OURS] for row in by_cell.values() if OURS in row])
     if kind == "optimisers":
         for row in by_cell.values():
-            lines += _fewer_rounds(row, jobs[0].dataset)
+            lines += _fewer_rounds(row, entries[0].dataset)
     if kind == "batch-epochs":
         for name, row in by_cell.items():
-            lines += _steps(name, row, jobs[0].dataset)
+            lines += _steps(name, row, entries[0].dataset)
     return lines
 
 
@@ -66,11 +67,11 @@ def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Ite
     """FedOVA against the paper's number, of this table or another, and against what else is in the cell."""
     if OURS not in row:
         return
-    ours, wanted = row[OURS].final, stated(table, row[OURS].job.cell, OURS)[0] if table else row[OURS].paper
+    ours, wanted = row[OURS].final, stated(table, row[OURS].entry.cell, OURS)[0] if table else row[OURS].paper
     if ours is None:
         against = [] if wanted is None else [f"at least the paper's {wanted:.1f} %"]
         against += [f"{_word(label)} our {label}" for label, one in row.items() if label != OURS and _was_run(one)]
-        for one in against if row[OURS].gave_way else []:
+        for one in against if row[OURS].superseded else []:
             yield Claim(f"{name}: {OURS} {one}, cannot be said: {row[OURS].text()}", None)
         return
     if wanted is not None:
@@ -79,7 +80,7 @@ def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Ite
         yield _line(said, ours >= wanted, row[OURS])
     for label, other in row.items():
         word = _word(label)
-        if label != OURS and not other.lines and other.gave_way:
+        if label != OURS and not other.lines and other.superseded:
             yield Claim(f"{name}: {OURS} {word} our {label}, cannot be said: {other.text()}", None)
         if label != OURS and other.final is not None:
             more = ours > other.final if label == "FedAvg" else ours >= other.final
@@ -90,7 +91,7 @@ def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Ite
 
 def _was_run(cell: Cell) -> bool:
     """With its own setting, or with the one before."""
-    return bool(cell.lines or cell.gave_way)
+    return bool(cell.lines or cell.superseded)
 
 
 def _word(label: str) -> str:
@@ -103,7 +104,7 @@ def _better(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
         plain = row.get(label.removeprefix(CLIPPED))
         if plain is not None and plain is not cell and plain.final is not None and cell.final is not None:
             near = _within(cell.final - plain.final, cell, plain) + _rising(cell, plain)
-            said = f"{name}: {label} above {plain.job.label}: {cell.final:.2f} and {plain.final:.2f} %{near}"
+            said = f"{name}: {label} above {plain.entry.label}: {cell.final:.2f} and {plain.final:.2f} %{near}"
             yield _line(said, cell.final > plain.final, cell, plain)
 
 
@@ -115,12 +116,12 @@ def _loss(row: Sequence[Cell]) -> Iterator[Claim]:
     if few.final is None or few.paper is None or many.paper is None:
         return
     allowed = few.paper - many.paper
-    said = f"{many.job.cell}: {OURS} loses at most the paper's {allowed:.1f} points against {few.job.cell}"
+    said = f"{many.entry.cell}: {OURS} loses at most the paper's {allowed:.1f} points against {few.entry.cell}"
     if many.final is not None:
         lost = few.final - many.final
         near = _seeds(many) + _within(lost - allowed, few, many) + _rising(many)
         yield _line(f"{said}: it loses {lost:.1f}{near}", lost <= allowed + 1e-9, few, many)
-    elif many.gave_way:
+    elif many.superseded:
         yield Claim(f"{said}, cannot be said: {many.text()}", None)
 
 
@@ -135,9 +136,11 @@ def _influence(found: dict[str, dict[str, Cell]]) -> Iterator[Claim]:
     few, many, few_base, many_base = (cell.final for cell in ends)
     if few is None or many is None or few_base is None or many_base is None:
         return
-    gains, cell = (many - few, many_base - few_base), ours[0].job.cell
+    gains, cell = (many - few, many_base - few_base), ours[0].entry.cell
     near = _within(gains[0] - gains[1], *ends) + _rising(*ends)
-    said = f"{cell}: fewer labels cost {OURS} less than {BASE}: up to {ours[-1].job.cell}, {OURS} gains {gains[0]:.1f} "
+    said = (
+        f"{cell}: fewer labels cost {OURS} less than {BASE}: up to {ours[-1].entry.cell}, {OURS} gains {gains[0]:.1f} "
+    )
     yield _line(f"{said}and {BASE} {gains[1]:.1f} points{near}", gains[0] < gains[1], *ends)
 
 
@@ -154,7 +157,7 @@ def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
 def _fewer_than(ours: Cell, base: Cell, dataset: str) -> Iterator[Claim]:
     for part, target in paper()["targets"][dataset].items():
         pair = [one.first_rounds(f"{part}_accuracy", target) for one in (ours, base)]
-        claim = f"{ours.job.cell}: {SECOND_ORDER} reaches {part} {target:g} % in fewer rounds than {base.job.label}"
+        claim = f"{ours.entry.cell}: {SECOND_ORDER} reaches {part} {target:g} % in fewer rounds than {base.entry.label}"
         mixed = OVERLAP if _overlap(*pair) else ""
         said = f"{claim}: {_rounds(pair, ' and ')}{mixed}"
         if min(map(median, pair)) == float("inf"):
@@ -165,11 +168,13 @@ def _fewer_than(ours: Cell, base: Cell, dataset: str) -> Iterator[Claim]:
 
 def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
     """The figure's two observations: the same end whatever the batch size and the epochs, and later with less work."""
-    order = sorted(row.values(), key=lambda cell: -work(cell.job))
+    order = sorted(row.values(), key=lambda cell: -work(cell.entry))
     if len(order) < 2 or any(cell.final is None for cell in order):
         return
     finals, goal = [cell.final or 0.0 for cell in order], paper()["goals"][dataset]
-    said = ", ".join(f"{one.job.label.split(', ')[-1]}: {final:.1f}" for one, final in zip(order, finals, strict=True))
+    said = ", ".join(
+        f"{one.entry.label.split(', ')[-1]}: {final:.1f}" for one, final in zip(order, finals, strict=True)
+    )
     apart = max(finals) - min(finals)
     claim = f"{name}: the same final accuracy, within {SAME:g} point and with one step size ({said})"
     yield _line(f"{claim}{_rising(*order)}", apart <= SAME, *order)
@@ -189,9 +194,9 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
     return max(one) >= min(other) and max(other) >= min(one)
 
 
-def work(job: Job) -> float:
+def work(entry: Entry) -> float:
     """Local steps on an example of the data, up to a factor."""
-    inner = innermost(job.config["algorithm"])
+    inner = innermost(entry.config["algorithm"])
     size = inner["batch_size"] if isinstance(inner["batch_size"], int) else 1e9  # all: one step an epoch
     return float(inner["epochs"] / size)
 
@@ -211,14 +216,14 @@ def _seeds(cell: Cell) -> str:
 
 def _rising(*cells: Cell) -> str:
     """Says whose curves have not come to their end."""
-    found = ", ".join(cell.job.label.removeprefix(f"{OURS}, ") for cell in cells if cell.rises())
+    found = ", ".join(cell.entry.label.removeprefix(f"{OURS}, ") for cell in cells if cell.rises())
     return f", still rising: {found}" if found else ""
 
 
 def _line(claim: str, holds: bool, *cells: Cell) -> Claim:
-    there, all_ = min(len(cell.lines) for cell in cells), len(cells[0].jobs)
+    there, all_ = min(len(cell.lines) for cell in cells), len(cells[0].entries)
     less = [f"{there} of {all_} seeds"] if there < all_ else []
-    less += dict.fromkeys(cell.job.cut for cell in cells if cell.job.cut)
+    less += dict.fromkeys(cell.entry.cut for cell in cells if cell.entry.cut)
     so_far = f" (so far, {', '.join(less)})" if less else ""
     lost = sum(len(cell.lines) - len(cell.good) for cell in cells)
     verdict = f"cannot be said: {lost} runs diverged" if lost else "holds" if holds else "does not hold"

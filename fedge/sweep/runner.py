@@ -20,12 +20,12 @@ from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.device import find
 from fedge.experiment.setup import load_data
 from fedge.experiment.training import basics_of, observe_of
-from fedge.reproduce.hardware import hardware
-from fedge.reproduce.jobs import Job
-from fedge.reproduce.store import Line, Store, hold
 from fedge.runs.folder import RunFolderError, versions
 from fedge.runs.log import About
 from fedge.runs.run import Record, Run
+from fedge.sweep.entries import Entry
+from fedge.sweep.hardware import hardware
+from fedge.sweep.store import Line, Store, hold
 from fedge.train import train
 
 RESULTS = "results.jsonl"
@@ -33,29 +33,29 @@ CHECKPOINT_EVERY = {"cpu": 1}  # where a round of a large network takes minutes
 
 
 class Stopped(Exception):
-    """Somebody wanted an end, or the time is up; what was begun has a checkpoint."""
+    """The user asked to stop, or the time is up; what was begun has a checkpoint."""
 
 
-class Tell:
-    """Is told how it goes. This one says nothing."""
+class Listener:
+    """Is told of every run and round. This one does nothing."""
 
-    def begin(self, job: Job) -> None: ...
+    def begin(self, entry: Entry) -> None: ...
 
-    def round(self, job: Job, record: Record) -> None: ...
+    def round(self, entry: Entry, record: Record) -> None: ...
 
-    def end(self, job: Job, line: Line, new: bool) -> None: ...
+    def end(self, entry: Entry, line: Line, new: bool) -> None: ...
 
 
 @dataclass
-class Campaign:
-    """Runs jobs into `out`: results.jsonl, and the folders of runs that are not finished in runs/."""
+class Runner:
+    """Runs entries into `out`: results.jsonl, and the folders of runs that are not finished in runs/."""
 
     out: Path
     device: str = "auto"
     engine: dict[str, Any] = field(default_factory=dict)  # options of the simulator: precision, compile
     stop: Callable[[], bool] = lambda: False
-    tell: Tell = field(default_factory=Tell)
-    beside: int = 1  # runs at a time, with this one
+    listener: Listener = field(default_factory=Listener)
+    at_a_time: int = 1  # runs, with this one
 
     def __post_init__(self) -> None:
         self.device = find(self.device)
@@ -67,39 +67,39 @@ class Campaign:
         """The options of the simulator, with those that were left out."""
         return {"precision": "fp32", "compile": False} | self.engine
 
-    def run(self, job: Job, store: Store | None = None, folder: str | None = None) -> Line:
-        """The result of a job: as it is stored, or trained now, from where it was left if it was begun.
+    def run(self, entry: Entry, store: Store | None = None, folder: str | None = None) -> Line:
+        """The result of a entry: as it is stored, or trained now, from where it was left if it was begun.
 
         A run in a named `folder` leaves it there, for a longer run of the same configuration to go on from.
         """
         store = self.store if store is None else store
-        if (known := store.find(job.key)) is not None:
-            self.tell.end(job, known, new=False)
+        if (known := store.find(entry.key)) is not None:
+            self.listener.end(entry, known, new=False)
             return known
         if self.stop():
             raise Stopped
-        self.tell.begin(job)
-        place = self._place(folder or job.key)
+        self.listener.begin(entry)
+        place = self._place(folder or entry.key)
         try:
-            line = self._line(job, *self._train(job, place))
+            line = self._line(entry, *self._train(entry, place))
         finally:
             release()
         store.add(line)
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
-        self.tell.end(job, line, new=True)
+        self.listener.end(entry, line, new=True)
         return line
 
-    def is_begun(self, job: Job) -> bool:
-        return self._place(job.key).is_dir()
+    def is_begun(self, entry: Entry) -> bool:
+        return self._place(entry.key).is_dir()
 
     def _place(self, folder: str) -> Path:
         return self.out / "runs" / folder
 
-    def _train(self, job: Job, place: Path) -> tuple[Run[Any] | None, str | None]:
+    def _train(self, entry: Entry, place: Path) -> tuple[Run[Any] | None, str | None]:
         """The finished run, or why there is none."""
-        experiment = parse(job.config | {"train": job.config["train"] | {"device": self.device}})
-        setup = build(experiment, self._loaded(job))
+        experiment = parse(entry.config | {"train": entry.config["train"] | {"device": self.device}})
+        setup = build(experiment, self._loaded(entry))
         (algorithm,) = setup.algorithms.values()
         try:
             link = Simulator(algorithm, setup.federation, device=self.device, **self.engine)
@@ -110,9 +110,9 @@ class Campaign:
                 observe=replace(observe_of(setup.train), checkpoint_every=CHECKPOINT_EVERY.get(self.device, 10)),
                 out=place,
                 resume=place.is_dir(),
-                about=About(str(job), job.config),
+                about=About(str(entry), entry.config),
                 link=link,
-                on_round=lambda record: self.tell.round(job, record),
+                on_round=lambda record: self.listener.round(entry, record),
                 stop=self.stop,
             )
         except RunFolderError:
@@ -120,30 +120,36 @@ class Campaign:
         except TooFewReplies as error:  # it diverged: a result too, and not one that is worth repeating
             return None, " ".join(str(error).split())
         except ValueError as error:  # what only shows once algorithm and data meet
-            raise ExperimentError(f"{job}: {error}") from error
+            raise ExperimentError(f"{entry}: {error}") from error
         if run.stopped:
             raise Stopped
         return run, None
 
-    def _loaded(self, job: Job) -> Data:
-        table = job.config["data"]
+    def _loaded(self, entry: Entry) -> Data:
+        table = entry.config["data"]
         name = json.dumps(table, sort_keys=True)
         if name not in self._data:
             self._data = {name: load_data(table)}  # one at a time: the next experiment may use another
         return self._data[name]
 
-    def _line(self, job: Job, run: Run[Any] | None, failed: str | None) -> Line:
+    def _line(self, entry: Entry, run: Run[Any] | None, failed: str | None) -> Line:
         from fedge import __version__
 
-        head = {"key": job.key, "experiment": job.experiment, "cell": job.cell, "label": job.label, "seed": job.seed}
+        head = {
+            "key": entry.key,
+            "experiment": entry.experiment,
+            "cell": entry.cell,
+            "label": entry.label,
+            "seed": entry.seed,
+        }
         tail = {
-            "config": job.config,
+            "config": entry.config,
             "versions": versions() | {"fedge": __version__},  # also where fedge is not installed
             "hardware": hardware(self.device),
             "engine": self.all_engine,
-            "at_a_time": self.beside,
+            "at_a_time": self.at_a_time,
         }
-        return head | {"rounds": job.rounds, "failed": failed} | ({} if run is None else figures(run)) | tail
+        return head | {"rounds": entry.rounds, "failed": failed} | ({} if run is None else figures(run)) | tail
 
 
 def locked(out: Path) -> AbstractContextManager[Any]:

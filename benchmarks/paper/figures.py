@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedge.reproduce.jobs import Job
-from fedge.reproduce.places import paper
-from fedge.reproduce.store import Store
-from fedge.reproduce.tables import Cell, cells, step_of, title
+from fedge.sweep.entries import Entry, step_of
+from fedge.sweep.store import Store
+
+from .places import paper
+from .tables import Cell, cells, title
 
 SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
 TEST_ACCURACY = ("noniid", "sharing", "clients")  # the tables in which the paper states it
@@ -20,23 +21,25 @@ FEW = 20  # rounds, up to which each has a mark
 CHARACTERS = 13  # of the title to an inch
 
 
-def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
+def draw(entries: Sequence[Entry], store: Store, path: Path) -> Path | None:
     """Write the figure; None if nothing was run, or matplotlib is not there."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    rows = cells(jobs, store)
+    rows = cells(entries, store)
     names = [
-        name for name in dict.fromkeys(job.cell for job in jobs) if any(_lines(row, name) for row in rows.values())
+        name
+        for name in dict.fromkeys(entry.cell for entry in entries)
+        if any(_lines(row, name) for row in rows.values())
     ]
     if not names:
         return None
     figure = Figure(figsize=(1 + 4.2 * len(names), 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        window = SMOOTHED if jobs[0].experiment == "batch-epochs" else 1
+        window = SMOOTHED if entries[0].experiment == "batch-epochs" else 1
         curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
-        stated = {label: rows[label][name].paper for label in curves} if jobs[0].experiment in TEST_ACCURACY else {}
+        stated = {label: rows[label][name].paper for label in curves} if entries[0].experiment in TEST_ACCURACY else {}
         shown = [
             _curve(axes, _named(label, rows[label][name]), lines, window, stated.get(label))
             for label, lines in curves.items()
@@ -48,8 +51,8 @@ def draw(jobs: Sequence[Job], store: Store, path: Path) -> Path | None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    dotted = "; dotted: where the paper ends" if jobs[0].experiment in TEST_ACCURACY else ""
-    what = f"{paper()['titles'][jobs[0].experiment]}, {paper()['datasets'][jobs[0].dataset]}"
+    dotted = "; dotted: where the paper ends" if entries[0].experiment in TEST_ACCURACY else ""
+    what = f"{paper()['titles'][entries[0].experiment]}, {paper()['datasets'][entries[0].dataset]}"
     figure.suptitle(fill(what + dotted, int(CHARACTERS * figure.get_figwidth())), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -6,29 +6,30 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 
 from fedge.experiment.fields import Table
-from fedge.reproduce.jobs import Job, innermost, with_setting
-from fedge.reproduce.store import Line, Store
-from fedge.reproduce.tables import NOT_RUN, NOTHING, Cell, cells, is_good, markdown, spread, step_of
-from fedge.reproduce.tuning import grid
+from fedge.sweep.entries import Entry, innermost, step_of, with_setting
+from fedge.sweep.store import Line, Store
+
+from .places import grid
+from .tables import NOT_RUN, NOTHING, Cell, cells, is_good, markdown, spread
 
 SEEN = 0.05  # MB
 
 
-def details(jobs: Sequence[Job], store: Store) -> str:
+def details(entries: Sequence[Entry], store: Store) -> str:
     """What every number was measured with."""
     rows = []
-    for label, row in cells(jobs, store).items():
+    for label, row in cells(entries, store).items():
         for cell in row.values():
-            rows.append(_measured(cell, label, setting(cell.job), cell.good))
-            if not cell.lines and cell.gave_way:
-                step = step_of(cell.gave_way[0]["config"]["algorithm"])
+            rows.append(_measured(cell, label, setting(cell.entry), cell.good))
+            if not cell.lines and cell.superseded:
+                step = step_of(cell.superseded[0]["config"]["algorithm"])
                 rows.append(_measured(cell, label, f"{step}, before the line above was chosen", cell.earlier))
     return markdown(["cell", "method", "setting", "rounds", "MB a round", "dropped", "s a round", "hardware"], rows)
 
 
 def _measured(cell: Cell, label: str, setting: str, lines: Sequence[Line]) -> list[str]:
     """What these runs of a cell were measured with."""
-    head = [cell.job.cell, label, setting, str(cell.job.rounds)]
+    head = [cell.entry.cell, label, setting, str(cell.entry.rounds)]
     if not lines:
         return [*head, NOTHING, NOTHING, NOTHING, NOT_RUN]
     where = "; ".join(dict.fromkeys(map(_machine, lines)))
@@ -51,38 +52,38 @@ def _machine(line: Line) -> str:
     return f"{line['hardware']}, {line['engine']['precision']}{compiled}"
 
 
-def others(jobs: Sequence[Job], store: Store) -> str:
+def others(entries: Sequence[Entry], store: Store) -> str:
     """The same runs with other settings of the grid, seed by seed; empty if there are none."""
     rows = []
-    for cell in _otherwise(jobs, store):
-        pairs = zip(cell.jobs, cell.lines, strict=True)
-        seeds = "; ".join(f"{job.seed}: {_final(line)}" for job, line in pairs)
+    for cell in _otherwise(entries, store):
+        pairs = zip(cell.entries, cell.lines, strict=True)
+        seeds = "; ".join(f"{entry.seed}: {_final(line)}" for entry, line in pairs)
         rows.append(
-            [cell.job.cell, cell.job.label, described(cell.job.config["algorithm"]), seeds, _dropped(cell.lines)]
+            [cell.entry.cell, cell.entry.label, described(cell.entry.config["algorithm"]), seeds, _dropped(cell.lines)]
         )
     return markdown(["cell", "method", "setting", "test, %, seed by seed", "dropped"], rows) if rows else ""
 
 
-def better(jobs: Sequence[Job], store: Store) -> list[Job]:
-    """The same jobs; where another setting has all seeds, none diverged, and a better mean, with the best such one."""
-    best = {(name, label): cell for label, row in cells(jobs, store).items() for name, cell in row.items()}
-    for cell in _otherwise(jobs, store):
-        place = cell.job.cell, cell.job.label
+def better(entries: Sequence[Entry], store: Store) -> list[Entry]:
+    """The same entries; with the best other setting that has all seeds, none diverged and a better mean, if any."""
+    best = {(name, label): cell for label, row in cells(entries, store).items() for name, cell in row.items()}
+    for cell in _otherwise(entries, store):
+        place = cell.entry.cell, cell.entry.label
         now = best[place].final
-        if now is not None and len(cell.good) == len(best[place].jobs) and (cell.final or 0) > now:
+        if now is not None and len(cell.good) == len(best[place].entries) and (cell.final or 0) > now:
             best[place] = cell
-    found = {(job.cell, job.label, job.seed): job for cell in best.values() for job in cell.jobs}
-    return [found[job.cell, job.label, job.seed] for job in jobs]
+    found = {(entry.cell, entry.label, entry.seed): entry for cell in best.values() for entry in cell.entries}
+    return [found[entry.cell, entry.label, entry.seed] for entry in entries]
 
 
-def _otherwise(jobs: Sequence[Job], store: Store) -> list[Cell]:
+def _otherwise(entries: Sequence[Entry], store: Store) -> list[Cell]:
     """What there is in the same cells with settings that are not used now, a setting each."""
-    found: dict[tuple[str, str, str], list[Job]] = {}
-    for job in jobs:
-        for setting in grid(job.method):
-            other = with_setting(job, setting)
-            if other.key != job.key and store.find(other.key) is not None:
-                found.setdefault((job.cell, job.label, str(setting)), []).append(other)
+    found: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in entries:
+        for setting in grid(entry.method):
+            other = with_setting(entry, setting)
+            if other.key != entry.key and store.find(other.key) is not None:
+                found.setdefault((entry.cell, entry.label, str(setting)), []).append(other)
     return [Cell(group, store) for group in found.values()]
 
 
@@ -92,11 +93,11 @@ def _final(line: Line) -> str:
     return final if is_good(line) else f"{final} (diverged)"
 
 
-def setting(job: Job) -> str:
+def setting(entry: Entry) -> str:
     """What a run was made with, and how that came to be."""
-    note = " (not tuned)" if job.rank is None else ""
-    note = f" (choice {job.rank + 1}: with those before it, runs diverged)" if job.rank else note
-    return described(job.config["algorithm"]) + note
+    note = " (not tuned)" if entry.rank is None else ""
+    note = f" (choice {entry.rank + 1}: with those before it, runs diverged)" if entry.rank else note
+    return described(entry.config["algorithm"]) + note
 
 
 def described(algorithm: Table) -> str:

@@ -9,17 +9,17 @@ from rich.status import Status
 
 from fedge.cli.run import say
 from fedge.cli.text import pace, percent
-from fedge.reproduce import Job
-from fedge.reproduce.campaign import Tell
-from fedge.reproduce.pool import Tuning, Unit
-from fedge.reproduce.store import Line, collapsed
 from fedge.runs.run import Record
+from fedge.sweep import Entry
+from fedge.sweep.processes import Tuning, Unit
+from fedge.sweep.runner import Listener
+from fedge.sweep.store import Line, collapsed
 
 MINUTE = 60.0
 
 
-class Say(Tell):
-    """A line a run, and the round it is at: in a terminal always, elsewhere a line a minute."""
+class Say(Listener):
+    """One line per run, and the round it is at: in a terminal always, elsewhere one line per minute."""
 
     def __init__(self, console: Console, status: Status) -> None:
         self._console, self._status = console, status
@@ -28,8 +28,8 @@ class Say(Tell):
         self._left = self._processes = 0
         self._spoke = time.perf_counter()
 
-    def begin(self, job: Job) -> None:
-        self._now(f"{job}: starting", always=True)
+    def begin(self, entry: Entry) -> None:
+        self._now(f"{entry}: starting", always=True)
 
     def _now(self, what: str, always: bool = False) -> None:
         self._status.update(what)
@@ -37,14 +37,14 @@ class Say(Tell):
             self._spoke = time.perf_counter()
             say(self._console, what)
 
-    def round(self, job: Job, record: Record) -> None:
-        if job.key not in self._seen and record["round"] > 1:
-            say(self._console, f"{job}: going on after round {record['round'] - 1}")
-        self._seen.add(job.key)
+    def round(self, entry: Entry, record: Record) -> None:
+        if entry.key not in self._seen and record["round"] > 1:
+            say(self._console, f"{entry}: going on after round {record['round'] - 1}")
+        self._seen.add(entry.key)
         self.rounds += 1
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", {percent(accuracy)} %"
-        self._now(f"{job}: round {record['round']} of {job.rounds}{shown}")
+        self._now(f"{entry}: round {record['round']} of {entry.rounds}{shown}")
 
     def several(self, units: int, processes: int) -> None:
         self._left, self._processes = units, processes
@@ -53,13 +53,13 @@ class Say(Tell):
     def done(self, unit: Unit, line: Line | None) -> None:
         """A process came to the end of a unit."""
         self.several(self._left - 1, self._processes)
-        if isinstance(unit, Job) and line is not None:
+        if isinstance(unit, Entry) and line is not None:
             self.end(unit, line, new=True)
         if isinstance(unit, Tuning):
             say(self._console, f"{unit.dataset}, {unit.method}: tuned")
 
-    def end(self, job: Job, line: Line, new: bool) -> None:
-        say(self._console, f"{job}: {outcome(line)}{'' if new else ' (was done)'}")
+    def end(self, entry: Entry, line: Line, new: bool) -> None:
+        say(self._console, f"{entry}: {outcome(line)}{'' if new else ' (was done)'}")
 
 
 def outcome(line: Line) -> str:

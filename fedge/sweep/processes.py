@@ -1,4 +1,4 @@
-"""Several runs at a time, a process each: what one leaves of a GPU, another uses."""
+"""Several runs at a time, one process each: what one leaves of a GPU, another uses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ import torch
 
 from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.experiment import ExperimentError
-from fedge.reproduce.campaign import RESULTS, Campaign, Stopped, release
-from fedge.reproduce.jobs import Job
-from fedge.reproduce.store import LOCKS, Line, Store
-from fedge.reproduce.tuning import tune
+from fedge.sweep.entries import Entry
+from fedge.sweep.files import Files
+from fedge.sweep.halving import tune
+from fedge.sweep.runner import RESULTS, Runner, Stopped, release
+from fedge.sweep.store import LOCKS, Line, Store
 
 log = logging.getLogger(__name__)
 
@@ -32,37 +33,41 @@ LOOK = 0.2  # seconds between two looks at whether to stop
 class Tuning(NamedTuple):
     """One method to be tuned on one data set; its trials follow from one another."""
 
+    files: Files
     dataset: str
     method: str
     rounds: int | None
 
+    def __str__(self) -> str:
+        return f"tuning of {self.method} on {self.dataset}"
 
-Unit = Job | Tuning
+
+Unit = Entry | Tuning
 
 
 class LostWorker(RuntimeError):
     """A process is gone, and what it was at."""
 
 
-def together(
-    campaign: Campaign,
+def run_in_processes(
+    runner: Runner,
     units: Iterable[Unit],
     processes: int,
     done: Callable[[Unit, Line | None], None] = lambda unit, line: None,
 ) -> None:
     """All units, at most so many at a time; every process writes its results itself, at once.
 
-    When the campaign is to stop, all processes do, each with a checkpoint; so they do when one of them fails. What
+    When the runner is to stop, all processes do, each with a checkpoint; so they do when one of them fails. What
     found no memory beside the others goes on afterwards in half as many processes.
     """
     units, few = list(units), processes
     if units and not LOCKS:
         raise ExperimentError("several processes need locks on files, which this system does not have: use --jobs 1")
     while units:
-        if campaign.stop():
+        if runner.stop():
             raise Stopped
         few = min(few, len(units))
-        cramped = _pass(campaign, units, few, done)
+        cramped = _pass(runner, units, few, done)
         if cramped and few == 1:
             raise MemoryError(f"{cramped[0]} found no memory, with no other run beside it")
         if cramped:
@@ -70,14 +75,12 @@ def together(
         units, few = cramped, few // 2
 
 
-def _pass(
-    campaign: Campaign, units: list[Unit], processes: int, done: Callable[[Unit, Line | None], None]
-) -> list[Unit]:
+def _pass(runner: Runner, units: list[Unit], processes: int, done: Callable[[Unit, Line | None], None]) -> list[Unit]:
     """Every unit once; returns those that found no memory."""
     context = get_context("spawn")  # a process that was forked cannot use the GPU
     stop = context.RawValue("b", 0)  # without a lock, which a process that dies would keep
     others = set(active_children())  # of whoever uses this
-    about = (stop, processes, campaign.out, campaign.device, campaign.engine)
+    about = (stop, processes, runner.out, runner.device, runner.engine)
     seen = _Seen(done)
     with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=about) as pool:
         try:
@@ -86,14 +89,14 @@ def _pass(
             while at_work:
                 for future in wait(at_work, LOOK, FIRST_COMPLETED).done:
                     seen.take(at_work.pop(future), future)
-                if seen.failure is not None or campaign.stop():
+                if seen.failure is not None or runner.stop():
                     stop.value = 1
         except BaseException:  # the second Ctrl-C: at once
             for child in {*active_children()} - others:
                 child.terminate()
             raise
     with nullcontext() if seen.failure is None else suppress(ExperimentError):  # which would hide it
-        campaign.store = Store(campaign.out / RESULTS)
+        runner.store = Store(runner.out / RESULTS)
     seen.check(processes)
     return seen.cramped
 
@@ -144,16 +147,16 @@ def _worse(one: Exception | None, other: Exception) -> Exception:
     return other if one is None or isinstance(one, Stopped) else one
 
 
-_campaign: Campaign  # of a process of the pool
+_runner: Runner  # of a process of the pool
 
 
 def _begin(stop: Any, processes: int, out: Path, device: str, engine: dict[str, Any]) -> None:
     """What a process needs before its first unit. Ctrl-C is for the one that gives out the work."""
-    global _campaign
+    global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    _campaign = Campaign(out, device, engine, stop=lambda: bool(stop.value), beside=processes)
+    _runner = Runner(out, device, engine, stop=lambda: bool(stop.value), at_a_time=processes)
 
 
 def _end_with_parent() -> None:
@@ -165,9 +168,9 @@ def _end_with_parent() -> None:
 
 def _do(unit: Unit) -> Line | None:
     try:
-        if isinstance(unit, Job):
-            return _campaign.run(unit)
-        tune(_campaign, unit.dataset, unit.rounds, [unit.method])
+        if isinstance(unit, Entry):
+            return _runner.run(unit)
+        tune(_runner, unit.files, unit.dataset, unit.rounds, [unit.method])
         return None
     except Exception as error:
         if not is_out_of_memory(error):

@@ -1,4 +1,4 @@
-"""The runs that an experiment of the paper consists of: one algorithm, one seed, one configuration each."""
+"""The runs that an experiment consists of: one algorithm, one seed, one configuration each."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedge.experiment import parse
 from fedge.experiment.fields import Table
 from fedge.experiment.parsing import algorithm_tables
 from fedge.experiment.planning import read
-from fedge.reproduce.places import files
 from fedge.runs.folder import does_nothing
+from fedge.sweep.files import Files, Setting
 
-Setting = dict[str, Any]
 Chosen = Callable[[str, str], Setting]  # (cell, method) -> what to set
+Made = Callable[..., list["Entry"]]  # of_file for one file: takes a seed and what was chosen
 Ranked = Callable[[str, str], Sequence[Setting]]  # the same, the best first; empty where nothing was tuned
 RANKS = 4  # settings of a method that are tried at most, when the ones before diverged
 NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
@@ -27,8 +27,8 @@ NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run. Two jobs with the same key are the same run, whichever table they are for."""
+class Entry:
+    """One run. Two entries with the same key are the same run, whichever table they are for."""
 
     experiment: str
     cell: str
@@ -37,7 +37,7 @@ class Job:
     config: Table  # with this algorithm alone; can be run again with `fedge run`
     planned: int = 0  # rounds in the file; the run may be shorter
     rank: int | None = None  # which choice of the tuning it uses, not 0 if that diverged; None: it was not tuned
-    instead_of: str = ""  # the key of the same run with the choice before it, which counts no more
+    instead_of: str = ""  # the key of the same run with the choice before it, which this one supersedes
 
     @property
     def dataset(self) -> str:
@@ -70,23 +70,25 @@ class Job:
         return f"{self.experiment} {self.cell}, {self.label}, seed {self.seed}"
 
 
-def jobs(
+def entries(
+    files: Files,
     experiment: str,
     dataset: str,
     seeds: Iterable[int],
     rounds: int | None = None,
     ranked: Ranked | None = None,
     diverged: Callable[[str], bool] = lambda key: False,
-) -> list[Job]:
+) -> list[Entry]:
     """All runs of an experiment on a data set, cell by cell, every method with what tuning chose for it.
 
-    A choice of which any seed's run `diverged` (by its key) gives way to the next best, for all seeds of the cell.
+    A setting with which any seed's run `diverged` (by its key) is replaced by the next best, for all seeds of the cell.
     """
     seeds = list(seeds)
-    found: list[Job] = []
-    for file in files(experiment, dataset):
-        columns = [_settled(experiment, file, seeds, rounds, ranked, diverged, i) for i in range(_methods(file))]
-        found += [job for row in zip(*columns, strict=True) for job in row]
+    found: list[Entry] = []
+    for file in files.of(experiment, dataset):
+        made = partial(of_file, files.name, experiment, file, rounds=rounds)
+        columns = [_settled(made, seeds, ranked, diverged, position) for position in range(_methods(file))]
+        found += [entry for row in zip(*columns, strict=True) for entry in row]
     return found
 
 
@@ -95,55 +97,49 @@ def _methods(file: Path) -> int:
 
 
 def _settled(
-    experiment: str,
-    file: Path,
-    seeds: list[int],
-    rounds: int | None,
-    ranked: Ranked | None,
-    diverged: Callable[[str], bool],
-    position: int,
-) -> list[Job]:
-    """The runs of one method of a file, a seed each, with the best setting that no seed diverged with; or the best.
+    made: Made, seeds: list[int], ranked: Ranked | None, diverged: Callable[[str], bool], position: int
+) -> list[Entry]:
+    """The runs of one method of a file, one per seed, with the best setting that no seed diverged with; or the best.
 
     The choice before the first one is that of the whole data set, where the cell has its own.
     """
-    tried: list[list[Job]] = []
+    tried: list[list[Entry]] = []
     for rank in range(RANKS):
 
         def chosen(cell: str, method: str, rank: int = rank) -> Setting:
             settings = ranked(cell, method) if ranked else []
             return settings[min(rank, len(settings) - 1)] if settings else {}
 
-        runs = [of_file(experiment, file, seed, rounds, chosen)[position] for seed in seeds]
+        runs = [made(seed=seed, chosen=chosen)[position] for seed in seeds]
         if tried and runs[0].key == tried[-1][0].key:  # there are no more settings
             break
         tuned = ranked is not None and bool(ranked(runs[0].cell, runs[0].method)) if runs else False
-        before = tried[-1] if tried else _as_elsewhere(file, runs, rounds, ranked, position)
+        before = tried[-1] if tried else _as_elsewhere(made, runs, ranked, position)
         tried.append(
             [
-                replace(job, rank=rank if tuned else None, instead_of=old.key if old.key != job.key else "")
-                for job, old in zip(runs, before, strict=True)
+                replace(entry, rank=rank if tuned else None, instead_of=old.key if old.key != entry.key else "")
+                for entry, old in zip(runs, before, strict=True)
             ]
         )
-        if not any(diverged(job.key) for job in runs):
+        if not any(diverged(entry.key) for entry in runs):
             return tried[-1]
     return tried[0]
 
 
-def _as_elsewhere(file: Path, runs: list[Job], rounds: int | None, ranked: Ranked | None, position: int) -> list[Job]:
+def _as_elsewhere(made: Made, runs: list[Entry], ranked: Ranked | None, position: int) -> list[Entry]:
     """The same runs with what was chosen for the whole data set; mostly that is what they have."""
     if not runs or ranked is None:
         return runs
-    job, method = runs[0], runs[0].method
-    shared = ranked(job.dataset, method)[:1]
-    if not shared or shared == ranked(job.cell, method)[:1]:
+    entry, method = runs[0], runs[0].method
+    shared = ranked(entry.dataset, method)[:1]
+    if not shared or shared == ranked(entry.cell, method)[:1]:
         return runs
-    return [of_file(job.experiment, file, one.seed, rounds, lambda *_: shared[0])[position] for one in runs]
+    return [made(seed=one.seed, chosen=lambda *_: shared[0])[position] for one in runs]
 
 
 def of_file(
-    experiment: str, file: Path, seed: int, rounds: int | None = None, chosen: Chosen | None = None
-) -> list[Job]:
+    name: str, experiment: str, file: Path, seed: int, rounds: int | None = None, chosen: Chosen | None = None
+) -> list[Entry]:
     """The runs of one file with one seed, which is that of the partition, of the model and of the training."""
     tables = copy.deepcopy(read(file))
     planned = tables.get("train", {}).get("rounds")
@@ -154,18 +150,18 @@ def of_file(
         method = str(table.get("label", "")).split(",")[0]
         innermost(table).update(chosen(file.stem, method) if chosen else {})
     whole = parse(tables, file.stem)
-    configs = {label: _neutral(whole.config(label)) for label in whole.labels}
+    configs = {label: _neutral(name, whole.config(label)) for label in whole.labels}
     return [
-        Job(experiment, file.stem, label, seed, config, planned or config["train"]["rounds"])
+        Entry(experiment, file.stem, label, seed, config, planned or config["train"]["rounds"])
         for label, config in configs.items()
     ]
 
 
-def with_setting(job: Job, setting: Setting) -> Job:
+def with_setting(entry: Entry, setting: Setting) -> Entry:
     """The same run with another step size and the like."""
-    config = copy.deepcopy(job.config)
+    config = copy.deepcopy(entry.config)
     innermost(config["algorithm"]).update(setting)
-    return replace(job, config=config)
+    return replace(entry, config=config)
 
 
 def as_before(algorithm: Table) -> Table:
@@ -181,8 +177,15 @@ def innermost(table: Table) -> Table:
     return table
 
 
-def _neutral(config: Table) -> Table:
+def step_of(algorithm: Table) -> str:
+    """The size of a local step, in words."""
+    inner = innermost(algorithm)
+    name = "local_lr" if "local_lr" in inner else "lr"
+    return f"{name} {inner[name]:g}"
+
+
+def _neutral(name: str, config: Table) -> Table:
     """Without the words that differ between two tables that want the same run; as plain JSON has it."""
     algorithm = {**config["algorithm"], "label": config["algorithm"]["name"]}
-    plain: Table = json.loads(json.dumps({**config, "name": "paper", "algorithm": algorithm}))
+    plain: Table = json.loads(json.dumps({**config, "name": name, "algorithm": algorithm}))
     return plain

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from fedge.experiment.fields import Table
-from fedge.reproduce.jobs import Job, innermost
-from fedge.reproduce.places import paper, stated
-from fedge.reproduce.store import Line, Store, collapsed
+from fedge.sweep.entries import Entry, step_of
+from fedge.sweep.store import Line, Store, collapsed
+
+from .places import paper, stated
 
 NOT_RUN = "not run"
 NOTHING = "–"
@@ -19,15 +19,15 @@ FIGURES = ("curves", "batch-epochs")  # the paper states no numbers for these
 class Cell:
     """The runs of one method in one cell, over the seeds."""
 
-    def __init__(self, jobs: Sequence[Job], store: Store) -> None:
-        self.job, self.jobs = jobs[0], jobs
-        self.lines: list[Line] = [line for job in jobs if (line := store.find(job.key)) is not None]
+    def __init__(self, entries: Sequence[Entry], store: Store) -> None:
+        self.entry, self.entries = entries[0], entries
+        self.lines: list[Line] = [line for entry in entries if (line := store.find(entry.key)) is not None]
         self.good = [line for line in self.lines if is_good(line)]
-        self.gave_way = [line for job in jobs if (line := store.find(job.instead_of)) is not None]
+        self.superseded = [line for entry in entries if (line := store.find(entry.instead_of)) is not None]
 
     @property
     def paper(self) -> float | None:
-        return stated(self.job.experiment, self.job.cell, self.job.label)[0]
+        return stated(self.entry.experiment, self.entry.cell, self.entry.label)[0]
 
     def values(self, name: str) -> list[float]:
         return [line[name] for line in self.good if line.get(name) is not None]
@@ -43,31 +43,31 @@ class Cell:
         if not self.lines:
             return self._before(name, scale, places)
         values = [scale * value for value in self.values(name)]
-        some = f" ({len(self.lines)} of {len(self.jobs)} seeds)" if len(self.lines) < len(self.jobs) else ""
+        some = f" ({len(self.lines)} of {len(self.entries)} seeds)" if len(self.lines) < len(self.entries) else ""
         lost = len(self.lines) - len(self.good)
         failed = f" ({lost} of {len(self.lines)} diverged)" if lost else ""
         return (spread(values, places) if values else NOTHING) + some + failed
 
     def _before(self, name: str, scale: float, places: int) -> str:
-        """What there is while the setting that is to be used was not run: the one that gave way to it."""
-        if not self.gave_way:
+        """What there is while the chosen setting was not run: the results of the superseded one."""
+        if not self.superseded:
             return NOT_RUN
         values = [scale * line[name] for line in self.earlier if line.get(name) is not None]
         return f"{spread(values, places) if values else NOTHING}, {self.why_not}"
 
     @property
     def earlier(self) -> list[Line]:
-        """Good runs with the setting that gave way."""
-        return [line for line in self.gave_way if is_good(line)]
+        """Good runs with the superseded setting."""
+        return [line for line in self.superseded if is_good(line)]
 
     @property
     def why_not(self) -> str:
         """Why what there is does not count."""
-        lost = len(self.gave_way) - len(self.earlier)
-        step = step_of(self.gave_way[0]["config"]["algorithm"])
-        if self.job.rank or lost:
-            return f"but {lost} of {len(self.gave_way)} seeds diverged with {step} (next best setting {NOT_RUN})"
-        own = step_of(self.job.config["algorithm"])
+        lost = len(self.superseded) - len(self.earlier)
+        step = step_of(self.superseded[0]["config"]["algorithm"])
+        if self.entry.rank or lost:
+            return f"but {lost} of {len(self.superseded)} seeds diverged with {step} (next best setting {NOT_RUN})"
+        own = step_of(self.entry.config["algorithm"])
         return f"but with {step}, chosen for the whole data set ({own}, chosen for this cell, {NOT_RUN})"
 
     def first_rounds(self, name: str, target: float) -> list[float]:
@@ -83,7 +83,7 @@ class Cell:
 
     def reached(self, name: str, target: float) -> str:
         """The first round at which a series is at the target (in %)."""
-        if not self.lines and not self.gave_way:
+        if not self.lines and not self.superseded:
             return NOT_RUN
         shown = self.good if self.lines else self.earlier
         firsts = [first(line[name], target / 100) for line in shown]
@@ -95,13 +95,6 @@ class Cell:
 
 def is_good(line: Line) -> bool:
     return not line["failed"] and not collapsed(line)
-
-
-def step_of(algorithm: Table) -> str:
-    """The size of a local step, in words."""
-    inner = innermost(algorithm)
-    name = "local_lr" if "local_lr" in inner else "lr"
-    return f"{name} {inner[name]:g}"
 
 
 def first(series: Sequence[float | None], target: float) -> int | None:
@@ -119,22 +112,22 @@ def spread(values: Sequence[float], places: int) -> str:
     return f"{mean(values):.{places}f} ± {stdev(values):.{places}f}"
 
 
-def cells(jobs: Sequence[Job], store: Store) -> dict[str, dict[str, Cell]]:
+def cells(entries: Sequence[Entry], store: Store) -> dict[str, dict[str, Cell]]:
     """Label -> cell name -> its runs, both in the order of the files."""
-    grouped: dict[str, dict[str, list[Job]]] = {}
-    for job in jobs:
-        grouped.setdefault(job.label, {}).setdefault(job.cell, []).append(job)
+    grouped: dict[str, dict[str, list[Entry]]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.label, {}).setdefault(entry.cell, []).append(entry)
     return {label: {name: Cell(group, store) for name, group in row.items()} for label, row in grouped.items()}
 
 
-def table(jobs: Sequence[Job], store: Store) -> str:
+def table(entries: Sequence[Entry], store: Store) -> str:
     """The paper's table: methods down, cells across; Table II has its own columns."""
-    found = cells(jobs, store)
-    if jobs[0].experiment == "optimisers":
-        return _optimisers(found, jobs[0].dataset)
-    if jobs[0].experiment in FIGURES:
-        return _figure(found, jobs[0].dataset)
-    names = list(dict.fromkeys(job.cell for job in jobs))
+    found = cells(entries, store)
+    if entries[0].experiment == "optimisers":
+        return _optimisers(found, entries[0].dataset)
+    if entries[0].experiment in FIGURES:
+        return _figure(found, entries[0].dataset)
+    names = list(dict.fromkeys(entry.cell for entry in entries))
     known = any(cell.paper is not None for row in found.values() for cell in row.values())
     shown = slice(0 if known else 1, 2)  # of the paper's side and ours
     heads = [f"{title(name)}: {side}" for name in names for side in ("paper", "ours")[shown]]
@@ -175,7 +168,7 @@ def _optimisers(found: dict[str, dict[str, Cell]], dataset: str) -> str:
     rows = []
     for label, row in found.items():
         (cell,) = row.values()
-        accuracy, rounds = stated(cell.job.experiment, cell.job.cell, label)
+        accuracy, rounds = stated(cell.entry.experiment, cell.entry.cell, label)
         ours = [cell.text(), cell.text("final_train_accuracy")]
         ours += [cell.reached(f"{part}_accuracy", target[part]) for part in ("test", "train")]
         rows.append([label, _stated(accuracy), _stated(rounds, 0), *ours])

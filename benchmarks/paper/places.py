@@ -1,0 +1,60 @@
+"""The experiments of the paper: their files and what the paper states.
+
+FEDGE_PAPER names a folder with a copy of the TOML files, changed as you like.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedge import sweep
+from fedge.experiment import ExperimentError
+from fedge.sweep import Entry, Files
+from fedge.sweep.files import Setting
+
+EXPERIMENTS = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs", "clipped")
+BEYOND = ("clipped",)  # what the paper does not have
+DATASETS = ("fmnist", "cifar10", "kws")
+VARIABLE = "FEDGE_PAPER"
+PAPER = "paper.toml"
+
+
+def root() -> Path:
+    """The folder with one folder per experiment."""
+    if not (given := os.environ.get(VARIABLE)):
+        return Path(__file__).resolve().parent
+    if not (Path(given) / PAPER).is_file():
+        raise ExperimentError(f"{VARIABLE} is {given!r}, a folder without {PAPER}: copy benchmarks/paper there")
+    return Path(given)
+
+
+def files() -> Files:
+    return Files("paper", root(), EXPERIMENTS, DATASETS)
+
+
+def entries(experiment: str, dataset: str, seeds: Iterable[int], *more: Any, **options: Any) -> list[Entry]:
+    """All runs of an experiment of the paper on a data set."""
+    return sweep.entries(files(), experiment, dataset, seeds, *more, **options)
+
+
+def grid(method: str) -> list[Setting]:
+    return files().grid(method)
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """What the paper states, cell by cell."""
+    return tomllib.loads((root() / PAPER).read_text("utf-8"))
+
+
+def stated(experiment: str, cell: str, label: str) -> tuple[float | None, int | None]:
+    """The paper's accuracy in % and its training rounds, where it gives them."""
+    found = paper().get(experiment, {}).get(cell, {}).get(label)
+    if isinstance(found, list):
+        return found[0], found[1]
+    return found, None
