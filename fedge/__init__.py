@@ -1,7 +1,20 @@
 """fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet."""
 
 from fedge import data, models, partition
-from fedge.algorithms import SGD, Adam, Averaged, DataSharing, FedAvg, FedCM, FedDANE, FedOVA, FisherLBFGS, Spectral
+from fedge.algorithms import (
+    SGD,
+    Adam,
+    Averaged,
+    Compressed,
+    DataSharing,
+    FedAvg,
+    FedCM,
+    FedDANE,
+    FedOVA,
+    FisherLBFGS,
+    Robust,
+    Spectral,
+)
 from fedge.codecs import Cast, Quantise, TopK
 from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
@@ -25,6 +38,7 @@ __all__ = [
     "ClippedMean",
     "Codec",
     "Combine",
+    "Compressed",
     "DataSharing",
     "Engine",
     "FedAvg",
@@ -40,6 +54,7 @@ __all__ = [
     "Observe",
     "Quantise",
     "Reply",
+    "Robust",
     "Run",
     "RunFolderError",
     "Spectral",

@@ -122,4 +122,40 @@ def algorithms() -> dict[str, Algorithm]:
     means["averaged_fedova"] = fedge.Averaged(wrapped["fedova_fedavg"], window=2)
     means["fedova_averaged"] = fedge.FedOVA(fedge.Averaged(binary["fedavg"], window=2), classes=3)
     means["sharing_averaged"] = fedge.DataSharing(means["averaged_fedova"], beta=0.3)
-    return {**plain, **wrapped, **shared, **means}
+    return {**plain, **wrapped, **shared, **means, **combined(plain, binary), **coded(plain, binary)}
+
+
+def combined(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str, Algorithm]:
+    rules = {
+        "median": fedge.Median(),
+        "trimmed": fedge.TrimmedMean(0.2),
+        "krum": fedge.Krum(1, 2),
+        "clipped": fedge.ClippedMean(0.3),
+        "gather": fedge.Gather(),
+    }
+    found = {f"robust_{name}": fedge.Robust(plain["fedavg"], rule) for name, rule in rules.items()}
+    found["robust_lbfgs"] = fedge.Robust(plain["lbfgs_product_next"], fedge.Median())
+    found["robust_fedova"] = fedge.Robust(fedge.FedOVA(binary["fedavg"], classes=3), fedge.TrimmedMean(0.2))
+    found["fedova_robust"] = fedge.FedOVA(fedge.Robust(binary["feddane"], fedge.Krum(1, 2)), classes=3)
+    found["fedova_clipped"] = fedge.FedOVA(fedge.Robust(binary["fedavg"], fedge.ClippedMean(0.3)), classes=3)
+    return found
+
+
+def wide(outputs: int = 3) -> Algorithm:
+    """More than the 64 numbers below which nothing is encoded."""
+    return fedge.FedAvg(fedge.models.mlp(6, (12,), outputs, seed=1).double(), lr=0.2, epochs=2, batch_size=4)
+
+
+def coded(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str, Algorithm]:
+    codecs = {
+        "quantise": fedge.Quantise(8),
+        "two_bits": fedge.Quantise(2),
+        "top": fedge.TopK(0.1),
+        "cast": fedge.Cast(),
+    }
+    found = {f"compressed_{name}": fedge.Compressed(wide(), codec) for name, codec in codecs.items()}
+    found["compressed_forgetful"] = fedge.Compressed(wide(), fedge.Quantise(4), feedback=False)
+    found["compressed_fedova"] = fedge.Compressed(fedge.FedOVA(wide(2), classes=3), fedge.TopK(0.2))
+    found["fedova_compressed"] = fedge.FedOVA(fedge.Compressed(wide(2), fedge.Quantise(4)), classes=3)
+    found["robust_compressed"] = fedge.Robust(fedge.Compressed(wide(), fedge.TopK(0.2)), fedge.Median())
+    return found

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedge.algorithms.averaged import Averaged
+from fedge.algorithms.compressed import Compressed
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedcm import FedCM
@@ -10,6 +11,7 @@ from fedge.algorithms.feddane import FedDANE
 from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
 from fedge.algorithms.optimisers import SGD, Adam
+from fedge.algorithms.robust import Robust
 from fedge.algorithms.spectral import Spectral
 from fedge.core import Algorithm
 
@@ -21,6 +23,8 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedova": FedOVA,
     "data_sharing": DataSharing,
     "averaged": Averaged,
+    "robust": Robust,
+    "compressed": Compressed,
 }
 
 __all__ = [
@@ -28,11 +32,13 @@ __all__ = [
     "SGD",
     "Adam",
     "Averaged",
+    "Compressed",
     "DataSharing",
     "FedAvg",
     "FedCM",
     "FedDANE",
     "FedOVA",
     "FisherLBFGS",
+    "Robust",
     "Spectral",
 ]

@@ -5,15 +5,6 @@ from fedge.combine.gather import Gather
 from fedge.combine.krum import Krum
 from fedge.combine.median import Median
 from fedge.combine.trimmed_mean import TrimmedMean
-from fedge.core import Combine, Mean
+from fedge.core import Mean
 
-COMBINERS: dict[str, type[Combine]] = {
-    "mean": Mean,
-    "gather": Gather,
-    "median": Median,
-    "trimmed_mean": TrimmedMean,
-    "krum": Krum,
-    "clipped_mean": ClippedMean,
-}
-
-__all__ = ["COMBINERS", "ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"]
+__all__ = ["ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"]

@@ -176,10 +176,14 @@ class Simulator(BaseLink):
                     self.recall.keep(at, part, one.mine)
             uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(one.up for one in done)
-            dropped += add_good(total, part, positions, uploads, self.max_weight)
+            dropped += add_good(total, part, positions, self.received(part, uploads), self.max_weight)
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         return total, dropped, up
+
+    def received(self, jobs: Jobs, uploads: dict[str, Upload]) -> dict[str, Upload]:
+        """What arrives of the uploads of some jobs, by task; a subclass may simulate clients that lie."""
+        return uploads
 
     def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
         """Every chunk of jobs, its positions on the device and what it did; single jobs by one worker per core."""

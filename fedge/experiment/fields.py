@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
-from fedge.experiment.values import Mismatch, complain, convert, expected, is_plain
+from fedge.experiment.values import Mismatch, complain, convert, expected, is_plain, tabled
 
 Table = dict[str, Any]
 
@@ -107,7 +107,7 @@ def _value(value: Any, field: Field, where: str) -> Any:
 def _filled(field: Field, where: str) -> Table:
     """The default, unless it is nothing that a file can hold."""
     if field.default is not Required:
-        return {field.name: field.default} if field.plain else {}
+        return {field.name: tabled(field.default)} if field.plain else {}
     if field.plain:
         raise ExperimentError(f"{where}: {field.name} is missing, expected {expected(field.hint)}")
     raise ExperimentError(f"{where}: {field.name} is needed, and cannot be written in a file: use it from Python")

@@ -11,11 +11,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from fedge.checks import nearest
+from fedge.core import Codec, Combine
 
 NONE = "none"  # TOML has no null
 SINGULAR = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 PLURAL = {bool: "true or false", int: "whole numbers", float: "numbers", str: "strings"}
 AS_STRING = (torch.device, Path)  # written as a string, and a declared type next to it
+OPEN = (Codec, Combine)  # your own ones come from Python; those next to them can be written as tables
 LISTS = (list, tuple, Sequence)
 
 
@@ -26,7 +28,7 @@ class Mismatch(Exception):
 def is_plain(hint: Any) -> bool:
     """Whether a TOML file can spell values of this type."""
     if _is_union(hint):
-        members = [member for member in _members(hint) if member not in AS_STRING]
+        members = [member for member in _members(hint) if member not in (*AS_STRING, *OPEN)]
         return bool(members) and all(map(is_plain, members))
     if get_origin(hint) in LISTS:
         return all(is_plain(item) for item in get_args(hint) if item is not ...)
@@ -90,6 +92,13 @@ def made(value: Any, hint: Any) -> Any:
         if value["name"] == _spelt(kind):
             return kind(**{key: one for key, one in value.items() if key != "name"})  # type: ignore[operator]
     return value
+
+
+def tabled(value: Any) -> Any:
+    """An object that a table stands for, as that table; anything else as it is."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    return {"name": _spelt(type(value)), **{one.name: getattr(value, one.name) for one in dataclasses.fields(value)}}
 
 
 def _spelt(kind: Any) -> str:

@@ -1,0 +1,222 @@
+"""Combining rules against plain references, on one row and on several, and what liars can do to each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import fedge
+from fedge.core import Ask, Combine, Payload
+from fedge.engine import Loopback, Simulator
+from fedge.engine.clients.run_task import Upload
+from fedge.engine.uploads.stacking import Stack
+from tests.cases import close, generator, ragged, toy_data, toy_model
+
+
+def uploads(jobs: int, seed: int = 0) -> Payload:
+    g = generator(seed)
+    return {
+        "delta": {
+            "weight": torch.randn(jobs, 4, 3, generator=g, dtype=torch.float64),
+            "bias": torch.randn(jobs, 4, generator=g, dtype=torch.float64),
+        }
+    }
+
+
+def flat(one: Payload) -> np.ndarray:
+    return np.concatenate([leaf.reshape(-1).numpy() for leaf in one["delta"].values()])
+
+
+def rows(many: Payload) -> np.ndarray:
+    return np.stack(
+        [flat({"delta": {k: v[j] for k, v in many["delta"].items()}}) for j in range(len(many["delta"]["bias"]))]
+    )
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5, 8])
+def test_median_is_that_of_numpy(jobs: int) -> None:
+    many = uploads(jobs)
+    assert np.allclose(flat(fedge.Median().together(many, torch.rand(jobs))), np.median(rows(many), axis=0), atol=1e-15)
+
+
+@pytest.mark.parametrize(("jobs", "share"), [(1, 0.4), (5, 0.2), (10, 0.1), (10, 0.19), (9, 0.0)])
+def test_trimmed_mean_is_that_of_scipy(jobs: int, share: float) -> None:
+    many = uploads(jobs)
+    found = flat(fedge.TrimmedMean(share).together(many, torch.rand(jobs)))
+    assert np.allclose(found, stats.trim_mean(rows(many), share, axis=0), atol=1e-15)
+
+
+def plain_krum(points: np.ndarray, bad: int, keep: int) -> np.ndarray:
+    """As in the paper, one pair after another."""
+    scores = []
+    for i, one in enumerate(points):
+        distances = sorted(float(((one - other) ** 2).sum()) for j, other in enumerate(points) if j != i)
+        scores.append(sum(distances[: len(points) - bad - 2]))
+    return points[np.argsort(scores, kind="stable")[:keep]].mean(0)
+
+
+@pytest.mark.parametrize(("jobs", "bad", "keep"), [(7, 2, 1), (7, 1, 3), (10, 3, 4)])
+def test_krum_is_that_of_a_plain_loop(jobs: int, bad: int, keep: int) -> None:
+    many = uploads(jobs)
+    assert np.allclose(flat(fedge.Krum(bad, keep).together(many, torch.rand(jobs))), plain_krum(rows(many), bad, keep))
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_krum_with_few_uploads_keeps_what_there_is(jobs: int) -> None:
+    many = uploads(jobs)
+    assert np.isfinite(flat(fedge.Krum(bad=2, keep=5).together(many, torch.ones(jobs)))).all()
+    assert np.allclose(flat(fedge.Krum(bad=2, keep=5).together(many, torch.ones(jobs))), rows(many).mean(0))
+
+
+def test_clipped_mean_shortens_what_is_long_and_leaves_the_rest() -> None:
+    many = uploads(5)
+    many["delta"]["weight"][1] *= 1e100
+    many["delta"]["weight"][2] = many["delta"]["bias"][2, :, None] * 0
+    many["delta"]["bias"][2] = 0.0
+    lengths = np.linalg.norm(rows(many)[[0, 3, 4]], axis=1)
+    found = rows(fedge.ClippedMean(2.0).each(many))
+    assert np.allclose(np.linalg.norm(found[[0, 3, 4]], axis=1), np.minimum(lengths, 2.0))
+    assert np.linalg.norm(found[1]) == pytest.approx(2.0)
+    assert np.allclose(found[2], 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedge.TrimmedMean(0.5), "share is 0.5, it must be at least 0 and below 0.5"),
+        (lambda: fedge.Krum(-1), "bad is -1, it must be a whole number of at least 0"),
+        (lambda: fedge.Krum(1, 0), "keep is 0, it must be a whole number of at least 1"),
+        (lambda: fedge.ClippedMean(0.0), "limit is 0.0, it must be greater than 0"),
+    ],
+)
+def test_impossible_rules_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+    with pytest.raises(TypeError, match="combine is 'median', it must be a rule such as"):
+        fedge.Robust(fedge.FedAvg(toy_model()), "median")
+
+
+def test_a_stack_sorts_by_client_and_leaves_empty_rows_at_zero() -> None:
+    many, stack = uploads(4), Stack(fedge.Median(), 3)
+    weights = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    for j, (client, position) in enumerate([(7, 2), (3, 0), (7, 0), (1, 2)]):
+        one = {"delta": {k: v[j : j + 1] for k, v in many["delta"].items()}}
+        stack.add([one], [weights[j : j + 1]], torch.tensor([position]), torch.tensor([client]))
+    reply = stack.reply()
+    assert reply.clients.tolist() == [2, 0, 2]
+    assert reply.uploads is not None
+    assert reply.uploads.weights["delta"].tolist() == [1.0, 3.0, 2.0, 4.0]
+    assert reply.uploads.rows.tolist() == [2, 0, 0, 2]
+    assert not reply.mean["delta"]["bias"][1].any()
+    assert torch.equal(reply.mean["delta"]["bias"][0], many["delta"]["bias"][[1, 2]].mean(0))
+    assert reply.row(1, 1) is None
+    alone = reply.row(2, 2)
+    assert alone is not None
+    assert torch.equal(alone.uploads.parts["delta"]["bias"], many["delta"]["bias"][[3, 0]])
+
+
+# -- a new rule is one class; a new algorithm on gathered uploads one more
+
+
+class Smallest(Combine):
+    """The upload with the smallest bias."""
+
+    def together(self, uploads: Payload, weights: Tensor) -> Payload:
+        first = int(uploads["delta"]["fc1.bias"].norm(dim=1).argmin())
+        return {part: {name: leaf[first] for name, leaf in leaves.items()} for part, leaves in uploads.items()}
+
+
+class Reweighted(fedge.FedAvg):
+    """Gathered uploads, averaged by the server itself with the square roots of their weights."""
+
+    def round(self, state):
+        trained = yield Ask("train", {"params": state["params"]}, combine=fedge.Gather())
+        weight = trained.uploads.weights["delta"].double().sqrt()
+        mean = {
+            name: torch.tensordot((weight / weight.sum()).to(leaf.dtype), leaf, dims=1)
+            for name, leaf in trained.uploads.parts["delta"].items()
+        }
+        return {**state, "params": fedge.tree.add(state["params"], mean)}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: fedge.Robust(fedge.FedAvg(m, epochs=1), Smallest()), lambda m: Reweighted(m, epochs=1)]
+)
+def test_your_own_rule_and_your_own_arithmetic_agree_on_all_links(make) -> None:
+    algorithm, federation = make(toy_model()), ragged(toy_data())
+    found = [
+        fedge.train(algorithm, federation, rounds=3, cohort=5, seed=3, link=link)
+        for link in (
+            Simulator(algorithm, federation),
+            Simulator(algorithm, federation, chunk=2),
+            Loopback(algorithm, federation),
+        )
+    ]
+    assert close(found[0].params, found[1].params) < 1e-10
+    assert close(found[0].params, found[2].params) < 1e-10
+    plain = fedge.FedAvg(toy_model(), epochs=1)
+    assert close(found[0].params, fedge.train(plain, federation, rounds=3, cohort=5, seed=3).params) > 1e-4
+
+
+# -- liars
+
+
+class Liars(Simulator):
+    """Some clients send ten times the opposite of what they computed."""
+
+    liars = frozenset(range(0, 100, 5))
+
+    def received(self, jobs, uploads: dict[str, Upload]) -> dict[str, Upload]:
+        sign = torch.tensor([-10.0 if client in self.liars else 1.0 for client in jobs.clients.tolist()])
+        return {
+            name: (
+                {
+                    p: {k: leaf * sign.view(-1, *[1] * (leaf.dim() - 1)) for k, leaf in part.items()}
+                    for p, part in up.items()
+                },
+                w,
+            )
+            for name, (up, w) in uploads.items()
+        }
+
+
+def accuracy(algorithm, federation, link: type[Simulator]) -> float:
+    run = fedge.train(
+        algorithm, federation, rounds=30, cohort=20, link=link(algorithm, federation), observe=fedge.Observe(30)
+    )
+    return run.history[-1]["test_accuracy"]
+
+
+def test_twenty_of_a_hundred_liars_ruin_the_mean_and_cost_robust_rules_little() -> None:
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, 100, seed=0))
+    inner = fedge.FedAvg(fedge.models.mlp(seed=0), lr=0.2, epochs=5, batch_size=10)
+    honest = accuracy(inner, federation, Simulator)
+    assert honest > 0.9
+    assert accuracy(inner, federation, Liars) < 0.5
+    for rule in (fedge.Median(), fedge.Krum(bad=6, keep=8)):
+        assert accuracy(fedge.Robust(inner, rule), federation, Liars) > honest - 0.03
+
+
+def test_a_task_without_streaming_says_what_it_needs(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(fedge.Median):
+        pass
+
+    algorithm, federation = fedge.Robust(fedge.FedAvg(toy_model(), epochs=1), Own()), ragged(toy_data())
+    with caplog.at_level("INFO", "fedge"):
+        fedge.train(algorithm, federation, rounds=2, cohort=5)
+    assert [r.getMessage() for r in caplog.records if "Own" in r.getMessage()] == [
+        "Own needs all 5 uploads at once: 0.0 MB"
+    ]
+
+
+def test_a_rule_that_neither_streams_nor_combines_says_so() -> None:
+    class Nothing(Combine):
+        pass
+
+    algorithm, federation = fedge.Robust(fedge.FedAvg(toy_model(), epochs=1), Nothing()), ragged(toy_data())
+    with pytest.raises(NotImplementedError, match="Nothing must say what it makes of all uploads together"):
+        fedge.train(algorithm, federation, rounds=1)

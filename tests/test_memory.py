@@ -1,0 +1,198 @@
+"""What clients remember: where it lies, when it becomes final, and that it survives everything a run survives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedge
+from fedge import tree
+from fedge.core import Algorithm, Ask, At, Task
+from fedge.engine import Loopback, Simulator
+from fedge.engine.clients.memory import ClientMemory
+from fedge.handle import cross_entropy
+from tests.cases import close, ragged, toy_data, toy_model
+
+CPU = torch.device("cpu")
+
+
+def part(*values: float) -> dict[str, torch.Tensor]:
+    return {"a": torch.tensor(values)}
+
+
+def get(memory: ClientMemory, *clients: int) -> list[float]:
+    return memory.get("mine", [(client, 0) for client in clients])["a"].tolist()
+
+
+def test_a_round_is_final_when_the_next_begins_and_can_be_done_again_before() -> None:
+    memory = ClientMemory(CPU)
+    memory.begin(At(0, 1, 0))
+    memory.put(At(0, 1, 0), [(4, 0), (2, 0)], {"mine": part(1.0, 2.0)})
+    assert get(memory, 2, 4) == [2.0, 1.0]
+    memory.begin(At(0, 1, 1))  # a later phase sees it
+    memory.put(At(0, 1, 1), [(4, 0)], {"mine": part(5.0)})
+    assert get(memory, 4, 2) == [5.0, 2.0]
+    memory.begin(At(0, 1, 0))  # the round is done again
+    assert memory.knows("mine", [(4, 0), (2, 0)]) == [False, False]
+    memory.put(At(0, 1, 0), [(4, 0)], {"mine": part(7.0)})
+    memory.begin(At(0, 2, 0))  # final
+    memory.put(At(0, 2, 0), [(4, 0), (9, 0)], {"mine": part(8.0, 9.0)})
+    memory.begin(At(0, 2, 0))
+    assert get(memory, 4, 9) == [7.0, 0.0]
+    assert memory.knows("mine", [(4, 0), (9, 0)]) == [True, False]
+
+
+def test_settling_keeps_finished_rounds_alone() -> None:
+    memory = ClientMemory(CPU)
+    memory.put(At(0, 3, 0), [(1, 0)], {"mine": part(1.0)})
+    memory.settle(3)
+    memory.put(At(0, 4, 0), [(1, 0)], {"mine": part(2.0)})
+    memory.settle(3)
+    assert get(memory, 1) == [1.0]
+
+
+def test_space_follows_the_jobs_that_were_seen() -> None:
+    memory = ClientMemory(CPU)
+    for round, jobs in enumerate(([(10**6, 0), (3, 1)], [(3, 0)], [(10**6, 0), (5, 2)]), 1):
+        memory.begin(At(0, round, 0))
+        memory.put(At(0, round, 0), jobs, {"mine": {"a": torch.full((2, 10), float(round))[: len(jobs)]}})
+    memory.settle(3)
+    assert memory.nbytes == 4 * 10 * 4
+    again = ClientMemory(CPU)
+    again.load(memory.state())
+    wanted = [(3, 0), (10**6, 0), (5, 2), (3, 1)]
+    assert torch.equal(again.get("mine", wanted)["a"], memory.get("mine", wanted)["a"])
+    assert again.get("mine", wanted)["a"][:, 0].tolist() == [2.0, 3.0, 3.0, 1.0]
+
+
+@dataclass(frozen=True, eq=False)
+class Counting(Algorithm[dict]):
+    """Clients count how often they were asked, in two tasks of one ask, and step less far every time."""
+
+    model: torch.nn.Module
+    loss: object = cross_entropy
+    noise: float = 0.0
+
+    def tasks(self, model):
+        def first(sent):
+            return {"count": {"n": torch.zeros_like(next(iter(sent["params"].values())).flatten()[0])}}
+
+        def counted(sent, carry, examples):
+            return {"count": {"n": sent["count"]["n"] + 1}}, examples.float()
+
+        def step(sent, params, batch):
+            return tree.axpy(-0.1 / (1 + sent["count"]["n"]), model.grad(params, batch), params)
+
+        def finish(sent, params, examples, key):
+            drawn = tree.map_(lambda leaf: self.noise * fedge.keys.normal(key, leaf), sent["params"])
+            delta = tree.add(drawn, tree.sub(params, sent["params"]))
+            return {"delta": delta, "asked": dict(sent["count"])}, examples.float()
+
+        def nothing(sent, carry, batch):
+            return carry
+
+        remember = {"remembers": ("count",), "first": first}
+        return {
+            "count": Task(lambda sent: sent["params"], nothing, counted, private=True, batches=1, **remember),
+            "train": Task(
+                lambda sent: sent["params"],
+                step,
+                lambda *args: (finish(*args)[0] | {"count": args[0]["count"]}, args[2].float()),
+                batch_size=4,
+                draws=True,
+                **remember,
+            ),
+        }
+
+    def init(self, params):
+        return {"params": params, "asked": 0.0}
+
+    def round(self, state):
+        trained = yield Ask(("count", "train"), {"params": state["params"]})
+        return {
+            "params": tree.add(state["params"], trained.mean["delta"]),
+            "asked": float(trained.mean["asked"]["n"]),
+        }
+
+    def notes(self, state):
+        return {"asked": state["asked"]}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_links_agree_on_memory_draws_and_counts(noise: float) -> None:
+    algorithm, federation = Counting(toy_model(), noise=noise), ragged(toy_data())
+    runs = [
+        fedge.train(algorithm, federation, rounds=5, cohort=4, seed=3, link=link)
+        for link in (
+            Simulator(algorithm, federation),
+            Simulator(algorithm, federation, chunk=1),
+            Simulator(algorithm, federation, chunk=3),
+            Loopback(algorithm, federation),
+        )
+    ]
+    for run in runs[1:]:
+        assert close(runs[0].params, run.params) < 1e-10
+        assert [r["asked"] for r in run.history] == pytest.approx([r["asked"] for r in runs[0].history])
+        assert run.memory_bytes == runs[0].memory_bytes
+        assert run.ledger.rows == runs[0].ledger.rows
+    seen: dict[int, int] = {}
+    for record in runs[0].history:  # what each client counted, by hand
+        for client in record["cohort"]:
+            seen[client] = seen.get(client, 0) + 1
+        sizes = {client: len(federation.examples(client)) for client in record["cohort"]}
+        asked = sum(sizes[c] * seen[c] for c in sizes) / sum(sizes.values())
+        assert record["asked"] == pytest.approx(asked)
+    assert runs[0].memory_bytes == len(seen) * 8
+    d = sum(leaf.numel() for leaf in runs[0].params.values())
+    assert runs[0].history[0]["up_bytes"] == 4 * (d * 8 + 8 + 4)  # neither memory nor the private task travels
+
+
+def test_a_run_that_was_stopped_in_the_middle_of_a_round_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    algorithm, federation = Counting(toy_model(), noise=0.01), ragged(toy_data())
+    settings = {"cohort": 4, "seed": 3, "observe": fedge.Observe(checkpoint_every=2)}
+    whole = fedge.train(algorithm, federation, rounds=7, **settings)
+    phases = 0
+
+    def stop() -> bool:
+        nonlocal phases
+        phases += 1
+        return phases == 5
+
+    half = fedge.train(algorithm, federation, rounds=7, out=tmp_path / "a", stop=stop, **settings)
+    assert half.stopped
+    rest = fedge.train(algorithm, federation, rounds=7, out=tmp_path / "a", resume=True, **settings)
+    assert close(whole.params, rest.params) == 0
+    assert [r["asked"] for r in whole.history] == [r["asked"] for r in rest.history]
+    started = fedge.train(algorithm, federation, rounds=3, **settings)
+    started = fedge.train(algorithm, federation, rounds=4, start=started, **settings)
+    assert close(whole.params, started.params) == 0
+    summary = (tmp_path / "a/summary.json").read_text()
+    assert f'"client_memory_bytes": {whole.memory_bytes}' in summary
+
+
+def test_what_a_task_remembers_must_be_said_and_returned() -> None:
+    with pytest.raises(ValueError, match=r"a task remembers \['mine'\]: `first` must say"):
+        Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n), remembers=("mine",))
+
+    class Forgetful(Counting):
+        def tasks(self, model):
+            found = super().tasks(model)
+            train = found["count"]
+            found["count"] = fedge.Task(
+                train.start, train.step, lambda s, c, n: ({}, n.float()), remembers=("count",), first=train.first
+            )
+            return found
+
+    federation = ragged(toy_data())
+    with pytest.raises(Exception, match="the task remembers 'count', but finish returned"):
+        fedge.train(Forgetful(toy_model()), federation, rounds=1)
+
+
+def test_a_link_serves_a_second_run_from_its_beginning() -> None:
+    algorithm, federation = Counting(toy_model()), ragged(toy_data())
+    link = Simulator(algorithm, federation)
+    first, second = (fedge.train(algorithm, federation, rounds=3, cohort=4, link=link) for _ in range(2))
+    assert close(first.params, second.params) == 0
