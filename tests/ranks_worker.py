@@ -16,6 +16,7 @@ import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import Algorithm
 from fedge.engine import Group, Ranks, Simulator, joined
+from tests.cases import algorithms as toy_algorithms
 from tests.cases import ragged, toy_data, toy_model
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 6, "seed": 5, "observe": fedge.Observe(evaluate_every=3)}
@@ -33,6 +34,8 @@ def cases() -> dict[str, tuple[Algorithm[Any], fedge.Federation, dict[str, Any]]
     found |= {
         f"{name}, one client": (found[name][0], flat, few) for name in ("feddane", "fedova", "fedova, fisher l-bfgs")
     }
+    for name in ("robust_krum", "robust_fedova", "compressed_top", "fedova_compressed", "robust_compressed"):
+        found[name] = (toy_algorithms()[name], ragged(toy_data()), SETTINGS)
     found["bad clients"] = (fedge.FedAvg(toy_model(), lr=0.2, batch_size=4), spoilt(), SETTINGS | {"cohort": None})
     return found
 
@@ -100,6 +103,17 @@ def stop_on_the_last(group: Group) -> dict[str, Any]:
     return train("feddane", lambda a, f: Ranks(a, f, group=group), stop=stop)
 
 
+def resumed(group: Group, out: Path) -> dict[str, Any]:
+    """Clients that remember things, and lie on several ranks, through a run folder."""
+    algorithm, federation, settings = cases()["fedova_compressed"]
+    found = {}
+    for rounds in (2, 3):
+        link = Ranks(algorithm, federation, group=group)
+        options = settings | {"rounds": rounds, "out": out, "resume": rounds == 3}
+        found = result(fedge.train(algorithm, federation, link=link, **options))
+    return found
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with joined(timeout=60) as group:
@@ -108,6 +122,7 @@ def main(folder: Path) -> None:
         found["stop"] = stop_on_the_last(group)
         found["failure"] = failure(group)
         found["sums"] = sums(group)
+        found["resumed"] = resumed(group, folder / "resumed")
         out = folder / f"run-{group.rank}"  # one that nobody writes but rank 0
         run = fedge.train(
             *cases()["fedavg"][:2],

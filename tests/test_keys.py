@@ -2,8 +2,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from fedge.keys import choose, fold, fold_tensor, keep_mask
+from fedge.keys import choose, fold, fold_tensor, keep_mask, normal, uniform
 
 words = st.integers(min_value=-(2**31), max_value=2**31)
 
@@ -48,6 +49,28 @@ def test_choose_is_uniform_on_both_of_its_paths() -> None:
 def test_keep_mask_keeps_the_right_share(p: float) -> None:
     mask = keep_mask(torch.tensor(3), torch.Size([100, 200]), p, torch.device("cpu"))
     assert abs(float(mask.double().mean()) - (1 - p)) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_and_normal_numbers_are_what_they_say(dtype: torch.dtype) -> None:
+    like = torch.zeros(400, 500, dtype=dtype)
+    flat = uniform(torch.tensor(3), like)
+    assert flat.dtype == dtype
+    assert 0 <= float(flat.min()) < 1e-4
+    assert 1 - 1e-4 < float(flat.max()) < 1
+    assert stats.kstest(flat.flatten().numpy(), "uniform").pvalue > 1e-3
+    drawn = normal(torch.tensor(3), like)
+    assert drawn.dtype == dtype
+    assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
+    other = normal(torch.tensor(4), like)
+    assert abs(float((drawn * other).mean())) < 5 / like.numel() ** 0.5
+    assert torch.equal(drawn, normal(3, like))
+
+
+def test_normal_numbers_of_many_keys_at_once_are_those_of_each() -> None:
+    like, addresses = torch.zeros(6, 5, 3), torch.arange(6)
+    together = torch.func.vmap(normal, randomness="error")(addresses, like)
+    assert all(torch.equal(together[i], normal(addresses[i], like[i])) for i in range(6))
 
 
 def test_keep_mask_of_a_shorter_batch_is_a_prefix() -> None:

@@ -63,6 +63,13 @@ def test_two_processes_train_as_one(name: str, both: list[dict[str, Any]]) -> No
     assert close(both[0][name]["params"], both[1][name]["params"]) == 0
 
 
+def test_what_clients_of_several_ranks_remember_is_in_the_checkpoint(both: list[dict[str, Any]]) -> None:
+    alone = train("fedova_compressed", Simulator)
+    for found in both:
+        assert close(found["resumed"]["params"], found["fedova_compressed"]["params"]) == 0
+        assert found["resumed"]["ledger"] == alone["ledger"]
+
+
 def test_the_bad_clients_are_on_both_ranks() -> None:
     """Else the case above shows less than it seems to."""
     algorithm, federation, _ = cases()["bad clients"]

@@ -20,10 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedge
-from fedge.core import Ask, At, Drop, Reply
 from fedge.deploy.bundle import project
 from fedge.deploy.fleet import Fleet
 from fedge.deploy.process import listens
@@ -33,6 +30,7 @@ from fedge.toml import dump
 from tests.cases import close
 from tests.deploy.faults import CLIENTS, FOLDER, ROUNDS, SEED, algorithm, federation
 from tests.deploy.processes import Marked, running
+from tests.lossy import Lossy
 
 DEADLINE = 40.0
 LIMIT = 25 * 60
@@ -159,18 +157,6 @@ def _told(record: dict[str, Any]) -> str:
     return "; ".join([*drops, *record.get("faults", [])]) or "all answered"
 
 
-class Lossy(Simulator):
-    """The simulator, losing the answers that the drill's record says were lost."""
-
-    lost: set[tuple[int, str, int]]  # round, task, client
-
-    def one_ask(self, at: At, ask: Ask, clients: torch.Tensor) -> tuple[Reply, list[Drop], int]:
-        gone = [client for client in clients.tolist() if (at.round, ask.tasks[0], client) in self.lost]
-        kept = clients[[client not in gone for client in clients.tolist()]]
-        reply, dropped, jobs = super().one_ask(at, ask, kept)
-        return reply, [*dropped, *(Drop(client, ask.tasks[0], "as in the drill") for client in gone)], jobs + len(gone)
-
-
 def unexplained(records: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     """Dropped answers, by round, that no fault of the drill accounts for.
 
@@ -217,11 +203,10 @@ def judge(drill: Drill) -> list[str]:
         if not any(words in fault for fault in records[number].get("faults", [])):
             wrong.append(f"round {number} does not say '{words}'")
     lost = {(n, d["task"], d["client"]) for n, record in records.items() for d in record["dropped"]}
-    link = Lossy(algorithm(), federation())
-    link.lost = lost
-    simulated = fedge.train(algorithm(), federation(), rounds=ROUNDS, seed=SEED, link=link)
+    own, fed = algorithm(), federation()
+    simulated = fedge.train(own, fed, rounds=ROUNDS, seed=SEED, link=Lossy(Simulator(own, fed), lost))
     state = checkpoint.load(drill.out / "checkpoint.pt")["state"]
-    gap = close(simulated.params, algorithm().params(state))
+    gap = close(simulated.params, own.params(state))
     drill.say(f"{len(lost)} answers were lost; fleet and simulator, with the same lost, differ by {gap:.1e}")
     if not gap < 1e-6:
         wrong.append(f"fleet and simulator differ by {gap:.1e}")

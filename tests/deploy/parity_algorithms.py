@@ -34,4 +34,15 @@ def algorithms() -> dict[str, Algorithm]:
     plain = {name: make() for name, make in _inner(10).items()}
     ova = {f"FedOVA over {name}": fedge.FedOVA(make(), classes=10) for name, make in _inner(2).items()}
     shared = {"Data sharing": fedge.DataSharing(_inner(10)["FedDANE"](), beta=0.1)}
-    return plain | ova | shared
+    return plain | ova | shared | _contract()
+
+
+def _contract() -> dict[str, Algorithm]:
+    """Rules that need all uploads, codecs, and what devices remember from round to round."""
+    plain, binary = _inner(10)["FedAvg"], _inner(2)["FedAvg"]
+    return {
+        "Robust, Krum": fedge.Robust(plain(), fedge.Krum(1, 3)),
+        "Robust, clipped": fedge.Robust(_inner(10)["FedDANE"](), fedge.ClippedMean(0.5)),
+        "Compressed, top": fedge.Compressed(plain(), fedge.TopK(0.05)),
+        "FedOVA over compressed": fedge.FedOVA(fedge.Compressed(binary(), fedge.Quantise(4)), classes=10),
+    }
