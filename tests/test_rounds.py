@@ -57,12 +57,12 @@ round = 0.0
 [method.FedOVA]
 algorithm = "fedavg"
 around = "fedova"
-settings = [{ lr = 0.1 }, { lr = 0.2, lr_decay = 0.9, inner_decay = 0.5 }]
+settings = [{ lr = 0.1 }, { lr = 0.15 }, { lr = 0.2, lr_decay = 0.9, inner_decay = 0.5 }]
 
 [method."Spectral carried"]
 algorithm = "fedavg"
 fixed = { optimiser = "spectral", carry_momentum = true }
-settings = [{ lr = 0.01 }, { lr = 1e38 }]
+settings = [{ lr = 0.01 }, { lr = 1e38 }, { lr = 0.005 }]
 """
 
 
@@ -85,14 +85,16 @@ def test_a_row_is_tuned_run_and_shown(tiny: list[str], tmp_path: Path, capsys: p
     out = tmp_path / "out"
     main(["digits", *tiny, "--plan"])
     assert "digits/FedOVA" in capsys.readouterr().out
+    main(["all", *tiny, "--try", "--out", str(out)])
+    assert "try digits/Spectral carried {'lr': 0.01}" in capsys.readouterr().out
     main(["all", *tiny, "--seconds", "-1", "--out", str(out)])
     assert "the time is over" in capsys.readouterr().out
     assert not out.exists()
     main(["all", *tiny, "--out", str(out)])
     assert "all done" in capsys.readouterr().out
     found = lines(out)
-    assert [line["kind"] for line in found] == (["trial"] * 3 + ["run"] * 2) * 2
-    first = found[3]
+    assert [line["kind"] for line in found] == (["trial"] * 4 + ["run"] * 2) * 2
+    first = found[4]
     assert len(first["accuracy"]) == len(first["train_accuracy"]) == 2
     assert first["to"]["test 0.1"]["rounds"] == 1
     assert first["to"]["test 0.99"] is None
@@ -101,7 +103,7 @@ def test_a_row_is_tuned_run_and_shown(tiny: list[str], tmp_path: Path, capsys: p
     assert first["to"]["test 0.1"]["gradients"] % 1 == 0
     wild = [line for line in found if line["setting"] == {"lr": 1e38}]
     assert all(line["diverged"] for line in wild)
-    assert {str(line["setting"]) for line in found[8:]} == {"{'lr': 0.01}"}, "what diverged is not chosen"
+    assert all(line["kind"] == "trial" for line in wild), "what diverged is not chosen"
     main(["all", *tiny, "--out", str(out)])
     assert lines(out) == found, "nothing is done twice"
     main([*tiny, "--take", str(out)])

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         for row in rows:
-            bench.do(row)
+            (bench.attempt if options.attempt else bench.do)(row)
     except measure.OutOfTime:
         print("the time is over: what is finished is stored, the next call goes on")
         return
@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--results", type=Path, default=store.RESULTS, help="the published results")
     found.add_argument("--grid", type=Path, default=grid.GRID)
     found.add_argument("--plan", action="store_true", help="what is left to do, and about how long it takes")
+    found.add_argument("--try", dest="attempt", action="store_true", help="a few rounds of each row, not stored")
     found.add_argument("--take", type=Path, metavar="DIR", help="append the new lines of a folder to the results")
     found.add_argument("--page", action="store_true", help="print the tables of the stored results")
     return found

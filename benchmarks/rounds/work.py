@@ -31,6 +31,17 @@ class Bench:
         for seed in self.grid.final["seeds"]:
             self.final(row, setting, seed)
 
+    def attempt(self, row: Row, rounds: int = 5) -> None:
+        """A few rounds of the first and the last setting, stored nowhere: mistakes and times, before the long work."""
+        for setting in (row.method.settings[0], row.method.settings[-1]):
+            began = measure.now()
+            going = measure.start(row, setting, self.grid, 0)
+            measure.advance(going, row, rounds, 0, self.device, self.stop, judge_train=bool(row.problem.train))
+            measure.late_accuracy(going)
+            took, last = measure.now() - began, going.records[-1]
+            told = f"{100 * last['test_accuracy']:.1f} % after {rounds} rounds"
+            self.say(f"try {row.name} {setting}: {told}, {took:.1f} s in all, {last['seconds']:.3f} s for the last")
+
     # -- tuning
 
     def tune(self, row: Row) -> Setting:
