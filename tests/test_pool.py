@@ -1,4 +1,8 @@
-"""Several runs at a time: the same results as one after another, whatever ends it."""
+"""Several runs at a time: the same results as one after another, whatever ends it.
+
+Most of it is tried with a thread in the place of the processes, which take seconds to start; what is about processes
+(their results, signals, their death, errors that have to be sent) is tried with real ones.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -24,7 +30,7 @@ from fedge.cli.errors import one_line
 from fedge.experiment import ExperimentError
 from fedge.sweep import Choices, Entry, Runner, Stopped, Store
 from fedge.sweep.halving import TRIALS
-from fedge.sweep.processes import LostWorker, _worse, run_in_processes
+from fedge.sweep.processes import LostWorker, _worse, run_in_processes, work_for
 from fedge.sweep.store import hold
 
 from . import paper
@@ -36,8 +42,16 @@ def reproduce(out: Path, *options: str) -> str:
     return done.output
 
 
+def thread(processes: int, *about: Any) -> ThreadPoolExecutor:
+    """Does what so many processes would do, one unit after another."""
+    return ThreadPoolExecutor(1, initializer=work_for, initargs=(processes, *about))
+
+
+in_a_thread = partial(run_in_processes, start=thread)
+
+
 def test_several_at_a_time_give_what_one_after_another_gives(tiny: Path, tmp_path: Path) -> None:
-    what = ("tune", "noniid", "clients", "--rounds", "2", "--seeds", "1")
+    what = ("tune", "noniid", "clients", "--rounds", "2", "--seeds", "1", "--method", "FedAvg", "--method", "FedOVA")
     reproduce(tmp_path / "one", "noniid", "clients", "tune", *what[3:])  # tuning comes first wherever it stands
     said = reproduce(tmp_path / "two", *what, "--jobs", "2")
     for name in ("results.jsonl", TRIALS):
@@ -51,7 +65,8 @@ def test_several_at_a_time_give_what_one_after_another_gives(tiny: Path, tmp_pat
     assert "was done" not in reproduce(tmp_path / "two", *what, "--jobs", "2"), "nothing is left to say"
 
 
-def test_what_diverges_gives_way_to_the_next_best(tiny: Path, tmp_path: Path) -> None:
+def test_what_diverges_gives_way_to_the_next_best(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedge.cli.reproduce.run_in_processes", in_a_thread)
     store = Store(tmp_path / TRIALS)
     trials = [{"setting": {"lr": lr}, "rounds": 60, "validation": v} for lr, v in ((1e30, 0.8), (0.1, 0.7))]
     choice = {"kind": "choice", "key": "a", "dataset": "fmnist", "method": "FedAvg", "setting": {"lr": 1e30}}
@@ -65,13 +80,13 @@ def test_a_wish_to_stop_reaches_all_and_it_goes_on(tiny: Path, tmp_path: Path) -
     wanted, seen = entries("noniid", "fmnist", [0], 40), list[Entry]()
     runner = Runner(tmp_path / "some", "cpu", stop=lambda: bool(seen))
     with pytest.raises(Stopped):
-        run_in_processes(runner, wanted, 2, lambda entry, line: seen.append(entry))
+        in_a_thread(runner, wanted, 2, lambda entry, line: seen.append(entry))
     assert seen
     assert len(runner.store.lines) < len(wanted)
     runner.stop = lambda: False
-    run_in_processes(runner, [entry for entry in wanted if runner.store.find(entry.key) is None], 2)
+    in_a_thread(runner, [entry for entry in wanted if runner.store.find(entry.key) is None], 2)
     whole = Runner(tmp_path / "whole", "cpu")
-    run_in_processes(whole, wanted, 2)
+    in_a_thread(whole, wanted, 2)
     assert len(whole.store.lines) == len(wanted)
     assert paper.untimed(tmp_path / "some" / "results.jsonl") == paper.untimed(tmp_path / "whole" / "results.jsonl")
 
@@ -80,7 +95,7 @@ def test_one_that_fails_stops_the_others_and_says_why(tiny: Path, tmp_path: Path
     first, *others = entries("noniid", "fmnist", [0], 10_000)
     wrong = Entry(**vars(first) | {"config": first.config | {"partition": {**first.config["partition"], "labels": 11}}})
     with pytest.raises(ExperimentError, match="11"):
-        run_in_processes(Runner(tmp_path, "cpu"), [wrong, *others], 2)
+        in_a_thread(Runner(tmp_path, "cpu"), [wrong, *others], 2)
 
 
 def test_a_process_that_was_killed_is_named(tiny: Path, tmp_path: Path) -> None:
@@ -190,7 +205,7 @@ def test_what_found_no_memory_beside_others_is_done_afterwards(
 ) -> None:
     runner, done = Runner(tmp_path / "out", "cpu"), list[Entry]()
     wanted = cramped(1)
-    run_in_processes(runner, wanted, 2, lambda entry, _: done.append(entry))
+    in_a_thread(runner, wanted, 2, lambda entry, _: done.append(entry))
     assert [entry.label for entry in done][-1] == wanted[0].label
     assert len(done) == len(runner.store.lines) == 3
     assert "1 of 3 had no memory beside others: again, 1 at a time" in caplog.text
@@ -203,7 +218,7 @@ def test_what_finds_no_memory_alone_is_an_error_once_all_others_are_done(
     never, other, third = cramped(10_000)
     once = Once(**vars(other))
     with pytest.raises(MemoryError, match=f"{never} found no memory, with no other run beside it"):
-        run_in_processes(runner, [never, once, third], 4)
+        in_a_thread(runner, [never, once, third], 4)
     assert len(runner.store.lines) == 2, "also what did not fit at first"
     assert "2 of 3 had no memory beside others: again, 1 at a time" in caplog.text
     assert [line["at_a_time"] for line in runner.store.lines] == [3, 1]
@@ -216,7 +231,7 @@ def test_half_as_many_at_a_time_where_memory_was_short(
     wanted = [Once(**vars(entry)) for entry in entries("noniid", "fmnist", [0, 1], 1)]
     assert len(wanted) >= 4
     cramped(0)
-    run_in_processes(runner, wanted[:4], 4)
+    in_a_thread(runner, wanted[:4], 4)
     assert "4 of 4 had no memory beside others: again, 2 at a time" in caplog.text
     assert [line["at_a_time"] for line in runner.store.lines] == [2] * 4
 

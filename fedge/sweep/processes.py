@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import active_children, get_context, parent_process
@@ -28,6 +28,7 @@ from fedge.sweep.store import LOCKS, Line, Store
 log = logging.getLogger(__name__)
 
 LOOK = 0.2  # seconds between two looks at whether to stop
+CONTEXT = get_context("spawn")
 
 
 class Tuning(NamedTuple):
@@ -54,11 +55,12 @@ def run_in_processes(
     units: Iterable[Unit],
     processes: int,
     done: Callable[[Unit, Line | None], None] = lambda unit, line: None,
+    start: Callable[..., Executor] | None = None,
 ) -> None:
     """All units, at most so many at a time; every process writes its results itself, at once.
 
     When the runner is to stop, all processes do, each with a checkpoint; so they do when one of them fails. What
-    found no memory beside the others goes on afterwards in half as many processes.
+    found no memory beside the others goes on afterwards in half as many processes. `start` starts them: see `spawn`.
     """
     units, few = list(units), processes
     if units and not LOCKS:
@@ -67,7 +69,7 @@ def run_in_processes(
         if runner.stop():
             raise Stopped
         few = min(few, len(units))
-        cramped = _pass(runner, units, few, done)
+        cramped = _pass(runner, units, few, done, start or spawn)
         if cramped and few == 1:
             raise MemoryError(f"{cramped[0]} found no memory, with no other run beside it")
         if cramped:
@@ -75,14 +77,23 @@ def run_in_processes(
         units, few = cramped, few // 2
 
 
-def _pass(runner: Runner, units: list[Unit], processes: int, done: Callable[[Unit, Line | None], None]) -> list[Unit]:
+def spawn(processes: int, *about: Any) -> Executor:
+    """Processes, each of which calls `work_for` with `about`; one that was forked could not use the GPU."""
+    return ProcessPoolExecutor(processes, CONTEXT, initializer=_begin, initargs=(processes, *about))
+
+
+def _pass(
+    runner: Runner,
+    units: list[Unit],
+    processes: int,
+    done: Callable[[Unit, Line | None], None],
+    start: Callable[..., Executor],
+) -> list[Unit]:
     """Every unit once; returns those that found no memory."""
-    context = get_context("spawn")  # a process that was forked cannot use the GPU
-    stop = context.RawValue("b", 0)  # without a lock, which a process that dies would keep
+    stop = CONTEXT.RawValue("b", 0)  # without a lock, which a process that dies would keep
     others = set(active_children())  # of whoever uses this
-    about = (stop, processes, runner.out, runner.device, runner.engine)
     seen = _Seen(done)
-    with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=about) as pool:
+    with start(processes, stop, runner.out, runner.device, runner.engine) as pool:
         try:
             with _no_interrupt():  # nor in the processes that begin here
                 at_work: dict[Future[Line | None], Unit] = {pool.submit(_do, unit): unit for unit in units}
@@ -150,12 +161,17 @@ def _worse(one: Exception | None, other: Exception) -> Exception:
 _runner: Runner  # of a process of the pool
 
 
-def _begin(stop: Any, processes: int, out: Path, device: str, engine: dict[str, Any]) -> None:
+def _begin(processes: int, *about: Any) -> None:
     """What a process needs before its first unit. Ctrl-C is for the one that gives out the work."""
-    global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    work_for(processes, *about)
+
+
+def work_for(processes: int, stop: Any, out: Path, device: str, engine: dict[str, Any]) -> None:
+    """Makes the runner that the units given to this process are run with."""
+    global _runner
     _runner = Runner(out, device, engine, stop=lambda: bool(stop.value), at_a_time=processes)
 
 
