@@ -46,8 +46,8 @@ class Beside(Averaged):
 
 def train(algorithm: Algorithm[Any], federation: fedge.Federation, device: str, **options: Any) -> fedge.Run[Any]:
     """The one call of the engine: compiled and in TF32 on a GPU."""
-    fast: dict[str, Any] = {"precision": "tf32", "compile": True} if torch.device(device).type == "cuda" else {}
-    return fedge.train(algorithm, federation, device=device, **fast, **options)
+    fast = fedge.Engine(device, "tf32", compile=True) if torch.device(device).type == "cuda" else fedge.Engine(device)
+    return fedge.train(algorithm, federation, engine=fast, **options)
 
 
 @lru_cache(maxsize=4)
@@ -103,7 +103,7 @@ def advance(
     left = rounds - len(going.records)
     if left <= 0 or going.diverged:
         return
-    options: dict[str, Any] = {"cohort": row.problem.cohort, "seed": seed, "evaluate_train": judge_train, "stop": stop}
+    options: dict[str, Any] = {"cohort": row.problem.cohort, "seed": seed, "stop": stop}
     try:
         going.run = train(
             going.algorithm,
@@ -111,6 +111,7 @@ def advance(
             device,
             rounds=left,
             start=going.run,
+            observe=fedge.Observe(evaluate_train=judge_train),
             on_round=going.records.append,
             **options,
         )

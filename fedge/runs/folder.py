@@ -34,7 +34,11 @@ MAY_DIFFER = {
     "train.device",
     "data.path",
 }  # between the checkpoint and the run that goes on from it
-LATER = {"clip": (None, "none")}  # fields that came after the first runs, and the values with which they do nothing
+LATER = {
+    "clip": (None, "none"),
+    "inner_decay": (1.0,),
+    "carry_momentum": (False,),
+}  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 
 
