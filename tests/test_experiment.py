@@ -219,7 +219,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("train.round=3", "train: unknown key 'round' (did you mean 'rounds'?)"),
         ("train.zzz=3", "train: unknown key 'zzz', known are rounds, cohort, seed"),
         ("train.out=there", "train: out follows from the rest of the experiment: leave it out"),
-        ("train.link=x", "train: link cannot be written in a file: set it from Python"),
+        ("train.link=x", "train: unknown key 'link'"),
         ("train.rounds=ten", "train: rounds is 'ten', expected a whole number"),
         ("train.rounds=true", "train: rounds is True, expected a whole number"),
         ("train.rounds=0", "train: rounds is 0, it must be a whole number of at least 1"),

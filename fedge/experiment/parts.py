@@ -66,7 +66,7 @@ class Part:
 DATA = Part({"load": load})
 PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
 MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
-TRAIN = Part({"train": Training})
+TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
 ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes"}))
 PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "algorithm": ALGORITHM}
 
