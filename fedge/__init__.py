@@ -1,7 +1,22 @@
 """fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet."""
 
 from fedge import data, models, partition
-from fedge.algorithms import SGD, Adam, Averaged, DataSharing, FedAvg, FedCM, FedDANE, FedOVA, FisherLBFGS, Spectral
+from fedge.algorithms import (
+    SCAFFOLD,
+    SGD,
+    Adam,
+    Averaged,
+    DataSharing,
+    FedAvg,
+    FedCM,
+    FedDANE,
+    FedNova,
+    FedOVA,
+    FedPer,
+    FedProx,
+    FisherLBFGS,
+    Spectral,
+)
 from fedge.codecs import Cast, Quantise, TopK
 from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
@@ -15,6 +30,7 @@ from fedge.train import Observe, train
 __version__ = "0.1.0"
 
 __all__ = [
+    "SCAFFOLD",
     "SGD",
     "Adam",
     "Algorithm",
@@ -30,7 +46,10 @@ __all__ = [
     "FedAvg",
     "FedCM",
     "FedDANE",
+    "FedNova",
     "FedOVA",
+    "FedPer",
+    "FedProx",
     "Federation",
     "FisherLBFGS",
     "Gather",
