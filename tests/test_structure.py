@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"checks"},
     "federation": {"data"},
     "engine": {*BASE, "federation"},
-    "algorithms": BASE - {"ledger"},
+    "algorithms": {*BASE, "combine"} - {"ledger"},
     "evaluate": {*BASE, "data", "engine"},
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},

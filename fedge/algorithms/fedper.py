@@ -28,7 +28,7 @@ class FedPer(Algorithm[State]):
         (s_k, p_k) <- E epochs of local SGD with momentum on F_k(s, p),  from s_t and its own p_k
         s_{t+1}    =  s_t + server_lr * sum_k n_k (s_k - s_t) / sum_k n_k
 
-    `personal` names parameters or the modules they are in ("2" is "2.weight" and "2.bias"); by default the last layer.
+    `personal` names parameters or the modules they are in ("fc2" is "fc2.weight" and "fc2.bias"); by default the last layer.
     A client remembers its personal layers, at first those of the module, and they never travel.
 
     What counts is how well clients are served. Before a client trains it judges what it got: the accuracy of s_t with
@@ -68,18 +68,17 @@ class FedPer(Algorithm[State]):
         if isinstance(self.personal, str):
             raise ValueError(f"personal is {self.personal!r}, it must be a list of names: [{self.personal!r}]")
         names = list(parameters(self.model))
-        if self._personal_names() >= set(names):
-            raise ValueError(f"personal is {list(self.personal)}: all of {names} are personal, none are left to share")
+        for one in self.personal:
+            if not any(_is_in(name, one) for name in names):
+                known = {*names, *map(_module, names)} - {""}
+                raise ValueError(f"personal has {one!r}{nearest(one, known)}, which is none of the model's {names}")
+        if self._personal_names() == set(names):
+            raise ValueError(f"all of {names} are personal, none are left to share: set personal to fewer")
 
     def _personal_names(self) -> set[str]:
         names = list(parameters(self.model))
-        wanted = self.personal or (names[-1].rpartition(".")[0],)
-        found = {one: {name for name in names if _is_in(name, one)} for one in wanted}
-        for one, there in found.items():
-            if not there:
-                known = {*names, *(name.rpartition(".")[0] for name in names)}
-                raise ValueError(f"personal has {one!r}{nearest(one, known)}, which is none of the model's {names}")
-        return set().union(*found.values())
+        wanted = self.personal or (_module(names[-1]),)
+        return {name for name in names if any(_is_in(name, one) for one in wanted)}
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
         first = parameters(self.model)
@@ -148,8 +147,14 @@ class FedPer(Algorithm[State]):
         super().check(model, params, x, y)
 
 
-def _is_in(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix.removesuffix('.')}.")
+def _module(name: str) -> str:
+    """The name of the module that a parameter is in."""
+    return name.rpartition(".")[0]
+
+
+def _is_in(name: str, place: str) -> bool:
+    """Whether a parameter is this one, or within this module; "" is the whole model."""
+    return name == place or f".{name}".startswith(f".{place}." if place else ".")
 
 
 def _served(accuracies: Tensor) -> dict[str, float]:

@@ -120,19 +120,18 @@ class SCAFFOLD(Algorithm[State]):
         send = {"params": state["params"], "control": state["control"], **schedule.part(self.lr_decay, state)}
         trained = yield Ask(self._local().asked("train"), send)
         params = tree.axpy(self.server_lr, trained.mean["delta"], state["params"])
-        share, counted = self._share(trained, state)
-        control = tree.axpy(share, trained.mean["change"], state["control"])
-        return {"params": params, "control": control, **counted, **schedule.after(self.lr_decay, state)}
+        return {"params": params, **self._control(trained, state), **schedule.after(self.lr_decay, state)}
 
-    def _share(self, trained: Reply, state: State) -> tuple[float | Tensor, State]:
-        """|S| / N, by weight, and what is to be known of N in the next round."""
+    def _control(self, trained: Reply, state: State) -> State:
+        """The mean of all clients' controls after this round: c + |S| / N * mean change, where N may have grown."""
+        control, change = state["control"], trained.mean["change"]
         if self.clients is not None:
-            return int(trained.clients) / self.clients, {}
+            return {"control": tree.axpy(int(trained.clients) / self.clients, change, control)}
         told, here = trained.mean["presence"], trained.clients.to(state["seen"])
         if self.weighted:
-            here = here / told["inverse"]  # sum of w_k = |S| / (mean of 1 / w_k by w_k)
+            here = here / told["inverse"]  # sum of n_k = |S| / (mean of 1 / n_k by n_k)
         seen = state["seen"] + here * told["new"]
-        return here / seen, {"seen": seen}
+        return {"control": tree.axpy(here / seen, change, tree.scale(state["seen"] / seen, control)), "seen": seen}
 
 
 def _nothing_yet(sent: Payload) -> Payload:
