@@ -131,7 +131,10 @@ def algorithms() -> dict[str, Algorithm]:
     wrapped["fedova_scaffold"] = wrapped.pop("fedova_scaffold_counted")
     wrapped["fedova_scaffold_weighted"] = fedge.FedOVA(binary["scaffold_weighted"], classes=3, weighted=True)
     wrapped["fedova_balanced"] = fedge.FedOVA(binary["fedavg"], classes=3, positive_weight=2.0)
-    shared = {f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3) for name in ("fedavg", "scaffold", "feddane", "lbfgs")}
+    shared = {
+        f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3)
+        for name in ("fedavg", "scaffold", "feddane", "lbfgs")
+    }
     shared["sharing_fedova"] = fedge.DataSharing(wrapped["fedova_fedavg"], beta=0.3)
     means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "fedper", "lbfgs")}
     means["averaged_fedova"] = fedge.Averaged(wrapped["fedova_fedavg"], window=2)

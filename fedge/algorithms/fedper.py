@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +28,8 @@ class FedPer(Algorithm[State]):
         (s_k, p_k) <- E epochs of local SGD with momentum on F_k(s, p),  from s_t and its own p_k
         s_{t+1}    =  s_t + server_lr * sum_k n_k (s_k - s_t) / sum_k n_k
 
-    `personal` names parameters or the modules they are in ("fc2" is "fc2.weight" and "fc2.bias"); by default the last layer.
-    A client remembers its personal layers, at first those of the module, and they never travel.
+    `personal` names parameters or the modules they are in ("fc2" is "fc2.weight" and "fc2.bias"); by default the last
+    layer. A client remembers its personal layers, at first those of the module, and they never travel.
 
     What counts is how well clients are served. Before a client trains it judges what it got: the accuracy of s_t with
     its own p_k on its own examples, which it has trained on in earlier rounds. The record has the mean over the cohort
@@ -76,7 +76,7 @@ class FedPer(Algorithm[State]):
             raise ValueError(f"all of {names} are personal, none are left to share: set personal to fewer")
 
     def _personal_names(self) -> set[str]:
-        names = list(parameters(self.model))
+        names = [name for name, leaf in self.model.named_parameters() if leaf.requires_grad]
         wanted = self.personal or (_module(names[-1]),)
         return {name for name in names if any(_is_in(name, one) for one in wanted)}
 
@@ -97,13 +97,15 @@ class FedPer(Algorithm[State]):
             delta = {name: carry["params"][name] - leaf for name, leaf in sent["params"].items()}
             return {"delta": delta, PERSONAL: {name: carry["params"][name] for name in sent[PERSONAL]}}
 
-        tasks = self._local().tasks("train", model, upload)
-        train = tasks["train"]
-        own = {"remembers": (PERSONAL,), "first": begin}
-        train = replace(train, start=lambda sent: tasks["train"].start({**sent, "params": whole(sent)}), **own)
-        return {**tasks, "train": train, "judge": replace(self._judge(model, whole), **own)}
+        def start(sent: Payload) -> Carry:
+            return tasks["train"].start({**sent, "params": whole(sent)})
 
-    def _judge(self, model: Model, whole: Any) -> Task:
+        tasks = self._local().tasks("train", model, upload)
+        work = {"train": replace(tasks["train"], start=start), "judge": self._judge(model, whole)}
+        own = {name: replace(task, remembers=(PERSONAL,), first=begin) for name, task in work.items()}
+        return {**tasks, **own}
+
+    def _judge(self, model: Model, whole: Callable[[Payload], Params]) -> Task:
         """The share of its own examples that a client classifies rightly with what it was sent."""
 
         def start(sent: Payload) -> Carry:
@@ -143,7 +145,9 @@ class FedPer(Algorithm[State]):
 
     def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
         if y.is_floating_point():
-            raise ValueError(f"the labels are {y.dtype}, but FedPer records the accuracy of clients: give class numbers")
+            raise ValueError(
+                f"the labels are {y.dtype}, but FedPer records the accuracy of clients: give class numbers"
+            )
         super().check(model, params, x, y)
 
 

@@ -1,4 +1,5 @@
-"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Heterogeneous Networks, MLSys 2020."""
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Heterogeneous Networks,
+MLSys 2020."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class LocalTraining:
         w_{i+1} = optimiser's step along g_i of size  lr * (round's factor) * (1 - (1 - inner_decay) i / (n - 1))
 
     With inner_decay < 1 a client needs its own n in advance: a first, private task ("pace") works it out from the
-    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps; with momentum rho,
-    whose steps repeat earlier gradients, step i counts 1 + rho + ... + rho^i times.
+    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps; with momentum
+    rho, whose steps repeat earlier gradients, step i counts 1 + rho + ... + rho^i times.
     """
 
     optimiser: Optimiser

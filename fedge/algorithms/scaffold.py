@@ -39,9 +39,10 @@ class SCAFFOLD(Algorithm[State]):
     part so far, which every client's first upload tells; once all have, that is the same. It is what FedOVA needs,
     where N is another one for every class.
 
-    The means are plain, as in the paper, whose objective is the mean of the clients' objectives. `weighted` weighs both
-    by n_k, as FedAvg does, and c is then the mean of the c_k by n_k: the objective is the mean over examples. Weights of
-    clients not seen yet cannot be known: leave `clients` at None. FedOVA's `weighted` must be the same as the one here.
+    The means are plain, as in the paper, whose objective is the mean of the clients' objectives; its fixed point is
+    decided by c, not by the mean of the updates. `weighted` weighs both by n_k, as FedAvg does: c is then the mean of
+    the c_k by n_k, and the objective the mean over examples. The weights of clients not seen yet cannot be known: leave
+    `clients` at None. Inside FedOVA, give both the same `weighted`.
 
     Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up c (2 d b + 4); with clients=None also up c b,
     if weighted up 2 c b; with lr_decay < 1 also down c b. A client remembers d b, with clients=None b more.

@@ -82,7 +82,8 @@ def scaffold(
             own = controls.get(k, torch.zeros_like(w))
             batches = order(t, 0, k, epochs, batch_size)
             model = with_params(module, w)
-            delta, sizes = train(model, clients[k], batches, lambda _, a=own: c - a, factor=lr_decay**t, **options)
+            extra: Extra = lambda _, by=c - own: by  # noqa: E731
+            delta, sizes = train(model, clients[k], batches, extra, factor=lr_decay**t, **options)
             after[k] = own - c - delta / sum(sizes)
             deltas.append(delta)
             weights.append(weight(len(clients[k][1])))
