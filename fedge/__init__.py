@@ -2,6 +2,7 @@
 
 from fedge import data, models, partition
 from fedge.algorithms import (
+    SCAFFOLD,
     SGD,
     Adam,
     Averaged,
@@ -10,7 +11,10 @@ from fedge.algorithms import (
     FedAvg,
     FedCM,
     FedDANE,
+    FedNova,
     FedOVA,
+    FedPer,
+    FedProx,
     FisherLBFGS,
     Robust,
     Spectral,
@@ -28,6 +32,7 @@ from fedge.train import Observe, train
 __version__ = "0.1.0"
 
 __all__ = [
+    "SCAFFOLD",
     "SGD",
     "Adam",
     "Algorithm",
@@ -44,7 +49,10 @@ __all__ = [
     "FedAvg",
     "FedCM",
     "FedDANE",
+    "FedNova",
     "FedOVA",
+    "FedPer",
+    "FedProx",
     "Federation",
     "FisherLBFGS",
     "Gather",

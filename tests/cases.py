@@ -73,6 +73,16 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         ),
         "fedcm": fedge.FedCM(model, lr=0.2, alpha=0.4, epochs=2, batch_size=4),
         "fedcm_decay": fedge.FedCM(model, lr=0.2, alpha=0.4, lr_decay=0.7, inner_decay=0.3, epochs=2, batch_size=4),
+        "fedprox": fedge.FedProx(model, lr=0.1, mu=0.3, epochs=2, batch_size=4, momentum=0.5, lr_decay=0.8),
+        "fednova": fedge.FedNova(model, lr=0.1, epochs=2, batch_size=4, momentum=0.5, server_momentum=0.3),
+        "fednova_decay": fedge.FedNova(model, lr=0.1, epochs=2, batch_size=4, lr_decay=0.8, inner_decay=0.3, clip=0.8),
+        "scaffold": fedge.SCAFFOLD(model, lr=0.1, epochs=2, batch_size=4, clients=7),
+        "scaffold_counted": fedge.SCAFFOLD(model, lr=0.1, epochs=2, batch_size=4, weight_decay=0.01, server_lr=0.8),
+        "scaffold_weighted": fedge.SCAFFOLD(
+            model, lr=0.1, epochs=2, batch_size=4, weighted=True, lr_decay=0.8, inner_decay=0.3, clip=0.8
+        ),
+        "fedper": fedge.FedPer(model, lr=0.1, epochs=2, batch_size=4, momentum=0.5),
+        "fedper_decay": fedge.FedPer(model, ("fc1",), lr=0.1, epochs=2, batch_size=4, lr_decay=0.8, inner_decay=0.3),
         "feddane_inner": fedge.FedDANE(model, lr=0.1, inner_decay=0.3, epochs=2, batch_size=4, cohort="new"),
         "feddane_clip": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, clip=0.4),
         "feddane_decay": fedge.FedDANE(model, lr=0.1, lr_decay=0.7, epochs=2, batch_size=4),
@@ -109,16 +119,24 @@ def algorithms() -> dict[str, Algorithm]:
         "spectral_carried",
         "spectral_server",
         "fedcm",
+        "fedprox",
+        "fednova",
+        "scaffold_counted",
         "feddane",
         "lbfgs",
         "lbfgs_product",
         "lbfgs_product_next",
     )
     wrapped = {f"fedova_{name}": fedge.FedOVA(binary[name], classes=3, weighted="adam" in name) for name in names}
+    wrapped["fedova_scaffold"] = wrapped.pop("fedova_scaffold_counted")
+    wrapped["fedova_scaffold_weighted"] = fedge.FedOVA(binary["scaffold_weighted"], classes=3, weighted=True)
     wrapped["fedova_balanced"] = fedge.FedOVA(binary["fedavg"], classes=3, positive_weight=2.0)
-    shared = {f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3) for name in ("fedavg", "feddane", "lbfgs")}
+    shared = {
+        f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3)
+        for name in ("fedavg", "scaffold", "feddane", "lbfgs")
+    }
     shared["sharing_fedova"] = fedge.DataSharing(wrapped["fedova_fedavg"], beta=0.3)
-    means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "lbfgs")}
+    means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "fedper", "lbfgs")}
     means["averaged_fedova"] = fedge.Averaged(wrapped["fedova_fedavg"], window=2)
     means["fedova_averaged"] = fedge.FedOVA(fedge.Averaged(binary["fedavg"], window=2), classes=3)
     means["sharing_averaged"] = fedge.DataSharing(means["averaged_fedova"], beta=0.3)

@@ -17,11 +17,16 @@ def digits_model(outputs: int = 10):
 
 UNTOUCHED = {
     "fedavg": fedge.FedAvg(digits_model()),
+    "fedprox": fedge.FedProx(digits_model()),
+    "fednova": fedge.FedNova(digits_model()),
+    "scaffold": fedge.SCAFFOLD(digits_model(), clients=100),
+    "scaffold_counted": fedge.SCAFFOLD(digits_model()),
     "feddane": fedge.FedDANE(digits_model()),
     "fisher_lbfgs": fedge.FisherLBFGS(digits_model()),
     "data_sharing": fedge.DataSharing(fedge.FedAvg(digits_model())),
     "fedova": fedge.FedOVA(fedge.FedAvg(digits_model(2))),
     "fedova_lbfgs": fedge.FedOVA(fedge.FisherLBFGS(digits_model(2))),
+    "fedova_scaffold": fedge.FedOVA(fedge.SCAFFOLD(digits_model(2))),
 }
 
 
@@ -64,6 +69,9 @@ def test_reaches_the_optimum_of_a_quadratic() -> None:
     cases = {
         "fedavg": fedge.FedAvg(model, lr=0.3, epochs=1, batch_size=None, **common),
         "server_momentum": fedge.FedAvg(model, lr=0.2, epochs=1, batch_size=None, server_momentum=0.5, **common),
+        "fednova": fedge.FedNova(model, lr=0.3, epochs=1, batch_size=None, server_momentum=0.2, **common),
+        "scaffold": fedge.SCAFFOLD(model, lr=0.1, epochs=3, batch_size=None, weighted=True, **common),
+        "fedprox": fedge.FedProx(model, lr=0.3, epochs=1, batch_size=None, mu=0.5, **common),
         "feddane": fedge.FedDANE(model, lr=0.1, epochs=3, batch_size=None, mu=0.5, **common),
         "lbfgs": fedge.FisherLBFGS(model, **newton, **common),
         "lbfgs_next": fedge.FisherLBFGS(model, curvature_at="next", **newton, **common),
@@ -77,6 +85,25 @@ def test_reaches_the_optimum_of_a_quadratic() -> None:
     assert float((short.params["weight"][0] - solution).abs().max()) < 1e-8  # three dimensions, three pairs
 
 
+def test_scaffold_reaches_the_mean_of_the_clients_objectives_where_local_steps_lead_others_astray() -> None:
+    """Its plain means minimise mean_k F_k, whatever the sizes of clients; many local steps of FedAvg end elsewhere."""
+    federation, _ = quadratic()
+    x, y = federation.data.train_x, federation.data.train_y
+    root = torch.cat(
+        [torch.full((len(federation.examples(k)),), len(federation.examples(k)) ** -0.5) for k in range(3)]
+    )
+    solution = torch.linalg.lstsq(root.double()[:, None] * x, (root * y)[:, None]).solution[:, 0]
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    options = {"lr": 0.05, "epochs": 8, "batch_size": None, "loss": squared}
+    far = {}
+    for kind, cohort in ((fedge.FedAvg, None), (fedge.SCAFFOLD, None), (fedge.SCAFFOLD, 2)):
+        run = fedge.train(kind(model, **options), federation, rounds=400, cohort=cohort)
+        far[kind, cohort] = float((run.params["weight"][0] - solution).abs().max())
+    assert far[fedge.SCAFFOLD, None] < 1e-8
+    assert far[fedge.SCAFFOLD, 2] < 1e-8
+    assert far[fedge.FedAvg, None] > 1e-3
+
+
 def test_the_order_of_clients_does_not_matter() -> None:
     """With full batches and everybody taking part no address is left to matter."""
     data = toy_data()
@@ -88,6 +115,9 @@ def test_the_order_of_clients_does_not_matter() -> None:
         "fedavg": fedge.FedAvg(toy_model(), **options),
         "feddane": fedge.FedDANE(toy_model(), **options),
         "lbfgs": fedge.FisherLBFGS(toy_model(), curvature="product", **options),
+        "scaffold": fedge.SCAFFOLD(toy_model(), **options),
+        "fednova": fedge.FedNova(toy_model(), **options),
+        "fedper": fedge.FedPer(toy_model(), **options),
         "fedova": fedge.FedOVA(fedge.FisherLBFGS(toy_model(outputs=2), **options), classes=3),
     }
     for name, algorithm in cases.items():
@@ -132,6 +162,9 @@ def test_a_client_whose_loss_is_not_a_number_is_dropped_in_every_algorithm() -> 
 
     cases = {
         "feddane": fedge.FedDANE(toy_model(), lr=0.01, epochs=1, loss=loss),
+        "scaffold": fedge.SCAFFOLD(toy_model(), lr=0.01, epochs=1, loss=loss),
+        "fednova": fedge.FedNova(toy_model(), lr=0.01, epochs=1, loss=loss),
+        "fedper": fedge.FedPer(toy_model(), lr=0.01, epochs=1, loss=loss),
         "lbfgs": fedge.FisherLBFGS(toy_model(), epochs=1, local_lr=0.01, loss=loss),
         "product": fedge.FisherLBFGS(toy_model(), source="gradient", curvature="product", lr=0.01, loss=loss),
         "fedova": fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), lr=0.01, epochs=1, loss=loss), classes=3),

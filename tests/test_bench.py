@@ -13,7 +13,6 @@ from fedge.bench import WORKLOADS, Timing, plain_round
 from fedge.bench.check import NAMES, check
 from fedge.bench.flops import flops
 from fedge.cli.app import app
-from fedge.engine.uploads import replies
 
 
 def test_bench_prints_figures() -> None:

@@ -18,6 +18,7 @@ def model(outputs: int = 10):
 
 
 D = 64 * 8 + 8 + 8 * 10 + 10
+SHARED = 64 * 8 + 8  # without the last layer
 BINARY = 64 * 8 + 8 + 8 * 2 + 2
 
 
@@ -64,6 +65,23 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
         *[(2 * C * D * B + C * B, C * (2 * D * B + 4))] * 2,
     ),
     "fedcm": (fedge.FedCM(model()), *[(2 * C * D * B, C * (D * B + B + 4))] * 2),
+    "fedprox": (fedge.FedProx(model()), *[(C * D * B, C * (D * B + 4))] * 2),
+    "fednova": (fedge.FedNova(model(), momentum=0.5), *[(C * D * B, C * (D * B + B + 4))] * 2),
+    "scaffold": (fedge.SCAFFOLD(model(), clients=50), *[(2 * C * D * B, C * (2 * D * B + 4))] * 2),
+    "scaffold_counted": (fedge.SCAFFOLD(model()), *[(2 * C * D * B, C * (2 * D * B + B + 4))] * 2),
+    "scaffold_weighted": (
+        fedge.SCAFFOLD(model(), weighted=True, lr_decay=0.9),
+        *[(2 * C * D * B + C * B, C * (2 * D * B + 2 * B + 4))] * 2,
+    ),
+    "fedova_scaffold": (
+        fedge.FedOVA(fedge.SCAFFOLD(model(2))),
+        *[(4 * C * BINARY * B, 2 * C * (2 * BINARY * B + B + 4))] * 2,
+    ),
+    "fedper": (fedge.FedPer(model()), *[(C * SHARED * B, C * (SHARED * B + B + 8))] * 2),
+    "fedper_decay": (
+        fedge.FedPer(model(), lr_decay=0.9, inner_decay=0.5),
+        *[(C * SHARED * B + C * B, C * (SHARED * B + B + 8))] * 2,
+    ),
     "averaged": (fedge.Averaged(fedge.FedAvg(model())), *[(C * D * B, C * (D * B + 4))] * 2),
     "sharing": (fedge.DataSharing(fedge.FedAvg(model()), 0.2), *[(C * D * B, C * (D * B + 4))] * 2),
 }

@@ -412,7 +412,7 @@ def test_a_link_of_another_algorithm_is_refused() -> None:
 )
 def test_what_a_device_does_not_have_is_said(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fedge.train(algorithms(False)["fedavg"], problem(False), rounds=1, **options)
+        fedge.train(algorithms(False)["fedavg"], problem(False), rounds=1, engine=fedge.Engine(**options))
 
 
 def test_the_engine_s_options_are_train_s_too(monkeypatch: pytest.MonkeyPatch) -> None:

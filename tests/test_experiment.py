@@ -615,6 +615,59 @@ def test_optimisers_are_names_or_tables() -> None:
             parse(tomllib.loads(head + f'[[algorithm]]\nname = "fedavg"\noptimiser = {wrong}'))
 
 
+MEMORY = """
+[[algorithm]]
+name = "scaffold"
+
+[[algorithm]]
+name = "scaffold"
+clients = 20
+
+[[algorithm]]
+name = "scaffold"
+weighted = true
+
+[[algorithm]]
+name = "data_sharing"
+inner = { name = "scaffold", lr = 0.05 }
+
+[[algorithm]]
+name = "fedova"
+inner = { name = "scaffold" }
+
+[[algorithm]]
+name = "fedper"
+personal = ["fc1"]
+epochs = 1
+
+[[algorithm]]
+name = "fedprox"
+mu = 0.5
+
+[[algorithm]]
+name = "fednova"
+momentum = 0.9
+"""
+
+
+def test_scaffold_takes_the_number_of_clients_from_the_partition() -> None:
+    experiment = parse(tomllib.loads(SMALL[: SMALL.index("[[algorithm]]")] + MEMORY))
+    again = parse(tomllib.loads(toml.dump(experiment.table())))
+    assert again == experiment
+    plain, given, weighted, sharing, fedova, fedper, fedprox, fednova = build(again).algorithms.values()
+    assert (plain.clients, given.clients, weighted.clients) == (10, 20, None)
+    assert (sharing.inner.clients, fedova.inner.clients) == (10, None)
+    assert (fedper.personal, fedprox.mu, fednova.momentum) == (("fc1",), 0.5, 0.9)
+
+
+def test_personal_layers_in_the_files_of_a_run(tmp_path: Path) -> None:
+    head = SMALL[: SMALL.index("[[algorithm]]")]
+    experiment = parse(tomllib.loads(head + '[[algorithm]]\nname = "fedper"\npersonal = ["fc2"]\nepochs = 1'))
+    compare(experiment, tmp_path / "run")
+    (record, *_) = map(json.loads, (tmp_path / "run" / "fedper" / "rounds.jsonl").read_text().splitlines())
+    assert 0 <= record["client_accuracy_worst_decile"] <= record["client_accuracy_mean"] <= 1
+
+
 def test_the_next_free_folder(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SMALL)

@@ -174,7 +174,8 @@ From the docstrings; c is the cohort, d the number of parameters, b the bytes of
 def text(lines: list[Line]) -> str:
     config = lines[0]
     images, clients = 1437, config["clients"]
-    trained = (fedge.FedAvg, fedge.SGD, fedge.Adam, fedge.Spectral, fedge.FedCM, fedge.FedDANE, fedge.FisherLBFGS)
+    first = (fedge.FedAvg, fedge.SGD, fedge.Adam, fedge.Spectral, fedge.FedProx, fedge.FedNova, fedge.FedCM)
+    trained = (*first, fedge.SCAFFOLD, fedge.FedPer, fedge.FedDANE, fedge.FisherLBFGS)
     kinds = (*trained, fedge.FedOVA, fedge.DataSharing, fedge.Averaged)
     return TEXT.format(
         **{name: config[name] for name in ("labels", "clients", "cohort", "rounds", "last")},

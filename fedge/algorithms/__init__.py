@@ -8,16 +8,24 @@ from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedcm import FedCM
 from fedge.algorithms.feddane import FedDANE
+from fedge.algorithms.fednova import FedNova
 from fedge.algorithms.fedova import FedOVA
+from fedge.algorithms.fedper import FedPer
+from fedge.algorithms.fedprox import FedProx
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
 from fedge.algorithms.optimisers import SGD, Adam
 from fedge.algorithms.robust import Robust
+from fedge.algorithms.scaffold import SCAFFOLD
 from fedge.algorithms.spectral import Spectral
 from fedge.core import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fednova": FedNova,
     "fedcm": FedCM,
+    "scaffold": SCAFFOLD,
+    "fedper": FedPer,
     "feddane": FedDANE,
     "fisher_lbfgs": FisherLBFGS,
     "fedova": FedOVA,
@@ -29,6 +37,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
 
 __all__ = [
     "ALGORITHMS",
+    "SCAFFOLD",
     "SGD",
     "Adam",
     "Averaged",
@@ -37,7 +46,10 @@ __all__ = [
     "FedAvg",
     "FedCM",
     "FedDANE",
+    "FedNova",
     "FedOVA",
+    "FedPer",
+    "FedProx",
     "FisherLBFGS",
     "Robust",
     "Spectral",

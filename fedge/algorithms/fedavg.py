@@ -100,7 +100,12 @@ class FedAvg(Algorithm[State]):
         def carried(sent: Payload) -> Moments:
             return {"v": sent["momentum"]}
 
-        return self._local().tasks("train", model, upload, moments=carried if self.carry_momentum else None)
+        start = carried if self.carry_momentum else None
+        return self._local().tasks("train", model, upload, bend=self._bend, moments=start)
+
+    def _bend(self, sent: Payload, held: Params, params: Params, grad: Params) -> Params:
+        """The gradient of the local problem, for algorithms that change it."""
+        return grad
 
     def init(self, params: Params) -> State:
         carried = {"momentum": tree.zeros_like(params)} if self.carry_momentum else {}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.algorithms.data_sharing import DataSharing
+from fedge.algorithms.fedper import FedPer
 from fedge.algorithms.wrapper import Wrapper
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
@@ -62,6 +63,8 @@ class FedOVA(Wrapper[State]):
             raise ValueError("a binary problem has no classes left to split: FedOVA cannot wrap FedOVA")
         if isinstance(self.inner, DataSharing):
             raise ValueError("data is shared with clients, not with classes: write DataSharing(FedOVA(...), beta)")
+        if isinstance(_innermost(self.inner), FedPer):
+            raise ValueError("personal layers serve one client, and FedOVA's prediction compares models of all clients")
 
     @property
     def loss(self) -> Loss:  # type: ignore[override]
@@ -148,6 +151,12 @@ class FedOVA(Wrapper[State]):
         """log P(i | x) - log P(not i | x) for every class, [N, classes]."""
         logits = [self.inner.scores(model, one, x) for one in state]
         return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
+
+
+def _innermost(algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    while isinstance(algorithm, Wrapper):
+        algorithm = algorithm.inner
+    return algorithm
 
 
 def _is_class(y: Tensor, row: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedge.algorithms import schedule
-from fedge.algorithms.optimisers import Moments, Optimiser, clipped
+from fedge.algorithms.optimisers import SGD, Moments, Optimiser, clipped
 from fedge.core import Batch, Carry, Model, Params, Payload, Task
 
 PACE = "pace"  # the task, and the part that it leaves with the client
@@ -33,7 +33,8 @@ class LocalTraining:
         w_{i+1} = optimiser's step along g_i of size  lr * (round's factor) * (1 - (1 - inner_decay) i / (n - 1))
 
     With inner_decay < 1 a client needs its own n in advance: a first, private task ("pace") works it out from the
-    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps.
+    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps; with momentum
+    rho, whose steps repeat earlier gradients, step i counts 1 + rho + ... + rho^i times.
     """
 
     optimiser: Optimiser
@@ -84,13 +85,21 @@ class LocalTraining:
 
     def _counters(self, params: Params) -> dict[str, Tensor]:
         like = next(iter(params.values()))
-        names = [*(("taken",) if self.inner_decay != 1 else ()), *(("length",) if self.measured else ())]
-        return {name: like.new_zeros(()) for name in names}
+        names = {"taken": self.inner_decay != 1, "length": self.measured, "reach": self.measured and self._momentum > 0}
+        return {name: like.new_zeros(()) for name, needed in names.items() if needed}
+
+    @property
+    def _momentum(self) -> float:
+        return self.optimiser.momentum if isinstance(self.optimiser, SGD) else 0.0
 
     def _counted(self, carry: Carry, factor: Tensor | None) -> dict[str, Tensor]:
         found = {"taken": carry["taken"] + 1} if "taken" in carry else {}
         if self.measured:
-            found["length"] = carry["length"] + (self.lr if factor is None else self.lr * factor)
+            size = self.lr if factor is None else self.lr * factor
+            if "reach" in carry:
+                found["reach"] = 1 + self._momentum * carry["reach"]
+                size = size * found["reach"]
+            found["length"] = carry["length"] + size
         return found
 
     def _factor(self, sent: Payload, carry: Carry) -> Tensor | None:

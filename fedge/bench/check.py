@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedge import models, partition
-from fedge.algorithms import DataSharing, FedAvg, FedDANE, FedOVA, FisherLBFGS
+from fedge.algorithms import SCAFFOLD, DataSharing, FedAvg, FedDANE, FedOVA, FedPer, FisherLBFGS
 from fedge.core import Algorithm, Params
 from fedge.data import Data
 from fedge.engine import Loopback, Simulator
@@ -78,11 +78,14 @@ def algorithms(image: bool, setting: Setting = SETTINGS[0]) -> dict[str, Algorit
         "fedavg momentum": local(momentum=0.9, weight_decay=0.01, lr=0.02),
         "fedavg adam": local(optimiser="adam", lr=0.01),
         "fedavg clip": local(clip=0.3),
+        "scaffold": SCAFFOLD(model(), **size),
+        "fedper": FedPer(model(), **size),
         "feddane": FedDANE(model(), **size),
         "fisher l-bfgs, diagonal": lbfgs(),
         "fisher l-bfgs, product": lbfgs(**newton),
         "fedova": FedOVA(local(2), classes=3),
         "fedova, fisher l-bfgs": FedOVA(lbfgs(2), classes=3),
+        "fedova, scaffold": FedOVA(SCAFFOLD(model(2), **size), classes=3),
         "data sharing": DataSharing(local(), beta=0.3),
     }
 

@@ -39,7 +39,7 @@ def build(experiment: Experiment, data: Data | None = None) -> Setup:
     data = load_data(experiment.data) if data is None else data
     federation = deal(experiment.partition, data)
     _check_train(experiment.train, federation)
-    return Setup(federation, _algorithms(experiment, data), experiment.train | {"device": device})
+    return Setup(federation, _algorithms(experiment, federation), experiment.train | {"device": device})
 
 
 def load_data(table: Table) -> Data:
@@ -61,11 +61,12 @@ def _check_train(table: Table, federation: Federation) -> None:
         cohorts(federation.clients, table["cohort"])
 
 
-def _algorithms(experiment: Experiment, data: Data) -> dict[str, Algorithm[Any]]:
+def _algorithms(experiment: Experiment, federation: Federation) -> dict[str, Algorithm[Any]]:
     def model(outputs: int) -> nn.Module:
-        return make_model(experiment.model, data, outputs)
+        return make_model(experiment.model, federation.data, outputs)
 
-    made = [make_algorithm(table, place(n, table), data, model) for n, table in enumerate(experiment.algorithm, 1)]
+    numbered = enumerate(experiment.algorithm, 1)
+    made = [make_algorithm(table, place(n, table), federation, model) for n, table in numbered]
     return dict(zip(experiment.labels, made, strict=True))
 
 
@@ -88,19 +89,21 @@ def make_model(table: Table, data: Data, outputs: int) -> nn.Module:
 
 
 def make_algorithm(
-    table: Table, where: str, data: Data, model: Callable[[int], nn.Module], outputs: int | None = None
+    table: Table, where: str, federation: Federation, model: Callable[[int], nn.Module], outputs: int | None = None
 ) -> Algorithm[Any]:
-    """An algorithm around a model, or around the algorithm that it wraps."""
+    """An algorithm around a model, or around the algorithm that it wraps; `outputs` are what a wrapper wants inside."""
     kind = ALGORITHM.chosen(table, where)
     hints = {key: field.hint for key, field in fields_of(kind).items()}
     given = {key: value for key, value in table.items() if key not in ("name", "label", "inner")}
     if "classes" in hints:
-        given.setdefault("classes", data.classes)
+        given.setdefault("classes", federation.data.classes)
+    if "clients" in hints and outputs is None and not given.get("weighted"):  # one number serves no class by itself
+        given.setdefault("clients", federation.clients)
     if wraps(kind):
         wanted = getattr(kind, "inner_outputs", None) or outputs
-        given["inner"] = make_algorithm(table["inner"], inside(where, table["inner"]), data, model, wanted)
+        given["inner"] = make_algorithm(table["inner"], inside(where, table["inner"]), federation, model, wanted)
     else:
-        given["model"] = model(outputs or _outputs(data))
+        given["model"] = model(outputs or _outputs(federation.data))
     with at(where):
         algorithm: Algorithm[Any] = kind(**{key: made(value, hints[key]) for key, value in given.items()})
     return algorithm

@@ -24,6 +24,7 @@ def _inner(outputs: int) -> dict[str, Callable[[], Algorithm]]:
     product = {"curvature": "product", "source": "gradient", "matrix": "gauss_newton", "damping": 0.1}
     return {
         "FedAvg": lambda: fedge.FedAvg(model(), lr=0.1, **options),
+        "SCAFFOLD": lambda: fedge.SCAFFOLD(model(), lr=0.05, **options),
         "FedDANE": lambda: fedge.FedDANE(model(), lr=0.05, mu=0.1, **options),
         "Fisher diagonal": lambda: fedge.FisherLBFGS(model(), memory=2, **options),
         "Fisher product": lambda: fedge.FisherLBFGS(model(), memory=2, **product, **options),
@@ -33,6 +34,7 @@ def _inner(outputs: int) -> dict[str, Callable[[], Algorithm]]:
 def algorithms() -> dict[str, Algorithm]:
     plain = {name: make() for name, make in _inner(10).items()}
     ova = {f"FedOVA over {name}": fedge.FedOVA(make(), classes=10) for name, make in _inner(2).items()}
+    plain["FedPer"] = fedge.FedPer(fedge.models.mlp(64, (8,), 10, seed=1).double(), epochs=1, batch_size=20)
     shared = {"Data sharing": fedge.DataSharing(_inner(10)["FedDANE"](), beta=0.1)}
     return plain | ova | shared | _contract()
 
