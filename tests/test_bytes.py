@@ -83,6 +83,12 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
         *[(C * SHARED * B + C * B, C * (SHARED * B + B + 8))] * 2,
     ),
     "averaged": (fedge.Averaged(fedge.FedAvg(model())), *[(C * D * B, C * (D * B + 4))] * 2),
+    "robust": (fedge.Robust(fedge.FedAvg(model()), fedge.Median()), *[(C * D * B, C * (D * B + 4))] * 2),
+    "compressed": (fedge.Compressed(fedge.FedAvg(model())), *[(C * D * B, C * (D + 4 * B + 4))] * 2),  # four tensors
+    "compressed_top": (
+        fedge.Compressed(fedge.FedAvg(model()), fedge.TopK(0.01)),
+        *[(C * D * B, C * (round(0.01 * D) * (B + 4) + 4))] * 2,
+    ),
     "sharing": (fedge.DataSharing(fedge.FedAvg(model()), 0.2), *[(C * D * B, C * (D * B + 4))] * 2),
 }
 

@@ -173,6 +173,25 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_round_goes_on_to_the_same_bit
     assert f'"client_memory_bytes": {whole.memory_bytes}' in summary
 
 
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_what_belongs_to_an_upload_that_did_not_count_is_forgotten(link) -> None:
+    """Two clients have more examples than a weight may say: the server drops them, and their controls stay at zero."""
+    federation = ragged(toy_data())
+    algorithm = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=2, batch_size=4, weighted=True)
+    run = fedge.train(algorithm, federation, rounds=4, seed=9, link=link(algorithm, federation, max_weight=20))
+    assert {drop["client"] for record in run.history for drop in record["dropped"]} == {4, 6}
+    assert set(run.memory["own_control"]["jobs"][:, 0].tolist()) == {0, 1, 2, 3, 5}
+
+
+def test_rows_that_counted_are_kept_beside_one_that_did_not() -> None:
+    memory = ClientMemory(CPU)
+    memory.put(At(0, 1, 0), [(4, 0), (4, 2), (5, 0)], {"mine": part(1.0, 2.0, 3.0)})
+    memory.void(At(0, 1, 1), [(4, 0)])  # of another phase
+    memory.void(At(0, 1, 0), [(4, 2)])
+    memory.settle(1)
+    assert memory.knows("mine", [(4, 0), (4, 2), (5, 0)]) == [True, False, True]
+
+
 def test_what_a_task_remembers_must_be_said_and_returned() -> None:
     with pytest.raises(ValueError, match=r"a task remembers \['mine'\]: `first` must say"):
         Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n), remembers=("mine",))

@@ -116,6 +116,8 @@ class Device:
         worker = self._worker(head["label"], context, bool(head["shared"]))
         memory.recall(context, head["label"], worker)
         at, answers = At(*head["at"]), {}
+        for round, phase, row in head.get("void", []):
+            worker.memory.void(At(at.seed, round, phase), [(worker.client, row)])
         worker.memory.begin(at)
         for name, (tasks, reuse) in head["asks"].items():
             sent: dict[int, Payload] = wire.decode(blobs[name])

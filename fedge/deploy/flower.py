@@ -21,6 +21,7 @@ from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
 from fedge.engine.clients.directory import Directory
+from fedge.engine.clients.memory import Job
 from fedge.engine.clients.population import Population
 from fedge.engine.links import wire
 from fedge.engine.links.base_link import Replies
@@ -67,6 +68,7 @@ class FlowerLink(MessageLink):
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
+        self._void: dict[int, list[list[int]]] = {}  # client -> (round, phase, row) of uploads that did not count
         runtime = plain_runtime(algorithm, federation)
         self.pool = Population(federation, runtime.x.dtype, runtime.device)  # what the server knows of its clients
         super().__init__(algorithm, runtime, Directory(federation.clients, self.pool.rows_of), **options)
@@ -124,7 +126,15 @@ class FlowerLink(MessageLink):
         blobs = {str(position): blob for position, blob in parts.items()}
         if client in self._owed:
             blobs["shared"] = self._shared[1]
-        return pack({"at": list(at), "label": self.label, "shared": self._shared[0], "asks": wanted}, blobs)
+        head = {"at": list(at), "label": self.label, "shared": self._shared[0], "asks": wanted}
+        if client in self._void:
+            head["void"] = self._void[client]
+        return pack(head, blobs)
+
+    def void(self, at: At, jobs: list[Job]) -> None:
+        """Clients are told with their next message; until then nothing of the round is final for them."""
+        for client, row in jobs:
+            self._void.setdefault(client, []).append([at.round, at.phase, row])
 
     def _opened(self, client: int, node: int, letter: Letter) -> Mail:
         if letter.content is None:
@@ -145,6 +155,7 @@ class FlowerLink(MessageLink):
             self._owed.add(client)
         else:
             self._owed.discard(client)
+            self._void.pop(client, None)
         return Mail(parts, lost, letter.down, letter.up)
 
     def share(self, at: At, beta: float) -> None:

@@ -176,7 +176,9 @@ class Simulator(BaseLink):
                     self.recall.keep(at, part, one.mine)
             uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(one.up for one in done)
-            dropped += add_good(total, part, positions, self.received(part, uploads), self.max_weight)
+            lost, bad = add_good(total, part, positions, self.received(part, uploads), self.max_weight)
+            self.memory.void(at, bad)
+            dropped += lost
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         return total, dropped, up

@@ -1,7 +1,7 @@
 """What clients remember from round to round, by (client, row): in a simulator for all of them, on a device for one.
 
 What a round writes becomes final when the next one begins, so a round that was given up and is done again finds what it
-found the first time.
+found the first time; and what belongs to an upload that did not count is forgotten.
 """
 
 from __future__ import annotations
@@ -125,6 +125,21 @@ class ClientMemory:
     def put(self, at: At, jobs: Sequence[Job], parts: Payload) -> None:
         if parts and jobs:
             self.written.append(Written(at, jobs, parts))
+
+    def void(self, at: At, jobs: Sequence[Job]) -> None:
+        """The uploads of these jobs in this phase did not count: what they wrote in it is forgotten."""
+        if not jobs:
+            return
+        gone, kept = set(jobs), []
+        for one in self.written:
+            if (one.at.round, one.at.phase) == (at.round, at.phase) and gone & set(one.jobs):
+                left = [place for place, job in enumerate(one.jobs) if job not in gone]
+                index = torch.tensor(left, dtype=torch.long, device=self.device)
+                parts = {name: tree.take(part, index) for name, part in one.parts.items()}
+                one = Written(one.at, [one.jobs[place] for place in left], parts)
+            if one.jobs:
+                kept.append(one)
+        self.written = kept
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedge import tree
 from fedge.core import Ask, At, Drop, Payload, Reply, Task
 from fedge.engine.clients.directory import Jobs
+from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload, parted
 from fedge.engine.clients.worker import ClientError
 from fedge.engine.uploads import checks
@@ -47,6 +48,7 @@ class Collector:
         self.up, self.good = 0, 0
         self.wire = (0, 0)  # down, up: the bytes that messages really took
         self.dropped: list[Drop] = []
+        self.bad: list[Job] = []  # jobs whose uploads do not count
         self.expected: list[Expected] = []
 
     def _slice(self, payload: Payload, position: int) -> Payload:
@@ -80,28 +82,33 @@ class Collector:
             self.lose(client, f"answered rows {sorted(answer)}, asked were {sorted(wanted)}")
             return
         for row, uploads in answer.items():
-            self._row(client, wanted[row], uploads)
+            self._row(client, row, uploads)
 
-    def _row(self, client: int, position: int, uploads: list[Upload]) -> None:
+    def _row(self, client: int, row: int, uploads: list[Upload]) -> None:
+        reason = self._fault(client, self.positions[client][row], uploads)
+        if reason is not None:
+            self.dropped.append(Drop(client, *reason))
+            self.bad.append((client, row))
+
+    def _fault(self, client: int, position: int, uploads: list[Upload]) -> tuple[str, str] | None:
+        """Take in the uploads of one job, or say of which task and why not."""
         if len(uploads) != len(self.expected):
-            self.lose(client, f"answered {len(uploads)} uploads, asked were {len(self.expected)}")
-            return
+            return self.ask.tasks[0], f"answered {len(uploads)} uploads, asked were {len(self.expected)}"
         for one, (upload, weight) in zip(self.expected, uploads, strict=True):
             reason = checks.shape_fault(upload, one.sent)
             if reason is not None:
-                self.dropped.append(Drop(client, one.name, reason))
-                return
+                return one.name, reason
             self.up += payload_bytes(one.sent) + weight.element_size()  # not what the upload says of its own size
         seen = []
         for one, (upload, weight) in zip(self.expected, uploads, strict=True):
             decoded = decode(one.task, upload, one.like)
             reason = checks.value_fault(decoded, weight, self.max_weight)
             if reason is not None:
-                self.dropped.append(Drop(client, one.name, reason))
-                return
+                return one.name, reason
             seen.append(({n: tree.map_(_one, p) for n, p in decoded.items()}, weight.view(1)))
         add(self.total, seen, torch.tensor([position]), torch.tensor([client]))
         self.good += 1
+        return None
 
     def travelled(self, down: int, up: int) -> None:
         """Count the bytes that the messages of one client took, framing included."""
@@ -112,6 +119,7 @@ class Collector:
         if not sent:
             self.down -= sum(payload_bytes(payload) for payload in self.requests[client].values())
         self.dropped.append(Drop(client, self.ask.tasks[0], reason))
+        self.bad += [(client, row) for row in self.positions[client]]
 
     def close(self) -> tuple[Reply, list[Drop], Row]:
         sent = payload_bytes(self.ask.send)

@@ -9,7 +9,7 @@ import torch
 
 from fedge.core import Algorithm, Ask, At
 from fedge.engine.clients.directory import Directory
-from fedge.engine.clients.memory import ClientMemory
+from fedge.engine.clients.memory import ClientMemory, Job
 from fedge.engine.clients.population import Population
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
@@ -56,6 +56,9 @@ class Loopback(MessageLink):
             self._workers[client] = Worker(client, x, y, self.tasks, self.memory)
         answer = self._workers[client].work(at, ask.tasks, ask.reuse, wire.decode(request))
         return wire.encode(answer)
+
+    def void(self, at: At, jobs: list[Job]) -> None:
+        self.memory.void(at, jobs)
 
     def share(self, at: At, beta: float) -> None:
         self.ledger.add(self.population.share(at, beta))

@@ -16,6 +16,7 @@ from fedge import tree
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, At, Drop, Payload
 from fedge.engine.clients.directory import Directory
+from fedge.engine.clients.memory import Job
 from fedge.engine.links import wire
 from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.links.collector import Answer, Collector
@@ -76,7 +77,12 @@ class MessageLink(BaseLink):
         mail = self.exchange(at, asks, requests)
         for client in requests:  # in the order asked, whoever was first to answer: sums must not depend on it
             self._take(client, requests[client], mail[client], collectors)
+        self.void(at, [job for collector in collectors for job in collector.bad])
         return self._close(collectors)
+
+    @abstractmethod
+    def void(self, at: At, jobs: list[Job]) -> None:
+        """The uploads of these jobs do not count: their clients shall forget what they wrote down for them."""
 
     @abstractmethod
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:

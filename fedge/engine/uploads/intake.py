@@ -7,6 +7,7 @@ from torch import Tensor
 from fedge import tree
 from fedge.core import Ask, Drop, Payload, Task
 from fedge.engine.clients.directory import Jobs
+from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.stacking import Stack
@@ -30,19 +31,22 @@ def add(total: Total, uploads: list[Upload], positions: Tensor, clients: Tensor)
         total.add(payloads, weights, positions, clients)
 
 
-def add_good(total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], max_weight: float) -> list[Drop]:
-    """Take in the uploads of these jobs, without those that fail a check; mostly none does."""
+def add_good(
+    total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], max_weight: float
+) -> tuple[list[Drop], list[Job]]:
+    """Take in the uploads of these jobs, without those that fail a check; returns who failed, mostly nobody."""
     if isinstance(total, Sums):
         payloads, weights = [payload for payload, _ in uploads.values()], [weight for _, weight in uploads.values()]
         part = total.part(payloads, weights, positions)
         if bool(checks.weights_fit(weights, max_weight) & part.finite()):
             total.merge(part)
-            return []
-    good, dropped = _check(jobs, uploads, max_weight)
+            return [], []
+    passed, dropped = _check(jobs, uploads, max_weight)
+    good = passed.nonzero().flatten()
     if len(good):
         chosen = [_select(upload, good, len(dropped)) for upload in uploads.values()]
         add(total, chosen, positions[good], jobs.clients[good.cpu()])
-    return dropped
+    return dropped, [job for job, fine in zip(jobs.pairs(), passed.tolist(), strict=True) if not fine]
 
 
 def _check(jobs: Jobs, uploads: dict[str, Upload], max_weight: float) -> tuple[Tensor, list[Drop]]:
@@ -55,7 +59,7 @@ def _check(jobs: Jobs, uploads: dict[str, Upload], max_weight: float) -> tuple[T
             if reason is not None:
                 dropped.append(Drop(int(jobs.clients[job]), name, reason))
                 break
-    return passed.nonzero().flatten(), dropped
+    return passed, dropped
 
 
 def _select(upload: Upload, good: Tensor, bad: int) -> Upload:
