@@ -498,9 +498,10 @@ def test_a_curve_shows_its_seeds_and_the_paper_s_value() -> None:
 
 def test_the_page_says_what_was_stored() -> None:
     """If not: `python -m benchmarks.paper`."""
-    assert page.text() == page.PAGE.read_text("utf-8")
+    text = page.text()
+    assert text == page.PAGE.read_text("utf-8")
     assert page.readme() == page.README.read_text("utf-8")
-    pictures = re.findall(r"\]\((images/.*?)\)", page.text())
+    pictures = re.findall(r"\]\((images/.*?)\)", text)
     assert [name for name in pictures if not (page.PAGE.parent / name).is_file()] == []
 
 

@@ -79,8 +79,9 @@ def better(entries: Sequence[Entry], store: Store) -> list[Entry]:
 def _otherwise(entries: Sequence[Entry], store: Store) -> list[Cell]:
     """What there is in the same cells with settings that are not used now, one cell per setting."""
     found: dict[tuple[str, str, str], list[Entry]] = {}
+    grids = {method: grid(method) for method in {entry.method for entry in entries}}
     for entry in entries:
-        for setting in grid(entry.method):
+        for setting in grids[entry.method]:
             other = with_setting(entry, setting)
             if other.key != entry.key and store.find(other.key) is not None:
                 found.setdefault((entry.cell, entry.label, str(setting)), []).append(other)
