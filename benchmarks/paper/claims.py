@@ -35,7 +35,7 @@ class Claim(NamedTuple):
 
 
 def claims(entries: Sequence[Entry], store: Store) -> list[Claim]:
-    """One line a claim that there are runs for; how many seeds it rests on is said where some are missing."""
+    """One line per claim that there are runs for; how many seeds it rests on is said where some are missing."""
     found = cells(entries, store)
     by_cell: dict[str, dict[str, Cell]] = {}
     for label, row in found.items():

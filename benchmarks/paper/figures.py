@@ -1,4 +1,4 @@
-"""Accuracy against rounds, one panel a cell, the mean over the seeds with a band of one standard deviation."""
+"""Accuracy against rounds, one panel per cell, the mean over the seeds with a band of one standard deviation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _measured(cell: Cell, label: str, setting: str, lines: Sequence[Line]) -> li
 
 
 def _moved(lines: Sequence[Line]) -> str:
-    """Megabytes a round, both ways; and, if they can be seen, those before the first round."""
+    """Megabytes per round, both ways; and, if they can be seen, those before the first round."""
     found = [(line["up_bytes"] + line["down_bytes"] - line["setup_bytes"]) / line["rounds"] for line in lines]
     first = mean(line["setup_bytes"] for line in lines) / 1e6
     return spread([one / 1e6 for one in found], 1) + (f", once {first:.1f}" if first >= SEEN else "")
@@ -77,10 +77,11 @@ def better(entries: Sequence[Entry], store: Store) -> list[Entry]:
 
 
 def _otherwise(entries: Sequence[Entry], store: Store) -> list[Cell]:
-    """What there is in the same cells with settings that are not used now, a setting each."""
+    """What there is in the same cells with settings that are not used now, one cell per setting."""
     found: dict[tuple[str, str, str], list[Entry]] = {}
+    grids = {method: grid(method) for method in {entry.method for entry in entries}}
     for entry in entries:
-        for setting in grid(entry.method):
+        for setting in grids[entry.method]:
             other = with_setting(entry, setting)
             if other.key != entry.key and store.find(other.key) is not None:
                 found.setdefault((entry.cell, entry.label, str(setting)), []).append(other)

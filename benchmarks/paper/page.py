@@ -133,7 +133,7 @@ def of_the_paper(runs: dict[str, list[list[Entry]]]) -> list[list[Entry]]:
 
 
 def wanted(name: str, store: Store, choices: Choices) -> Iterator[list[Entry]]:
-    """The runs of an experiment, one list a data set that the paper has it for."""
+    """The runs of an experiment, one list per data set that the paper has it for."""
     for dataset in DATASETS:
         if found := entries(name, dataset, SEEDS, ranked=choices, diverged=store.diverged):
             yield found

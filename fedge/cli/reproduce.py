@@ -26,7 +26,7 @@ from fedge.engine.simulator import check_compile
 from fedge.experiment import ExperimentError
 from fedge.sweep import Choices, Entry, Runner, Stopped, Study, entries, tune
 from fedge.sweep.files import TUNE, check
-from fedge.sweep.halving import SEED, TRIALS
+from fedge.sweep.halving import SEED, TRIALS, is_tuned
 from fedge.sweep.hardware import hardware
 from fedge.sweep.processes import Tuning, run_in_processes
 from fedge.sweep.runner import Listener, locked
@@ -190,9 +190,8 @@ class _Work:
     def _together(self, names: list[str], processes: int, said: Say) -> None:
         """Everything in several processes; what comes after it finds all runs done, and shows them."""
         if TUNE in names:
-            found = {(dataset, entry.method) for dataset in self.datasets for entry in self.entries(TUNE, dataset)}
-            said.several(len(found), processes)
-            tunings = [Tuning(self.study.files, *one, self.rounds) for one in sorted(found)]
+            tunings = self._missing_tunings()
+            said.several(len(tunings), processes)
             run_in_processes(self.runner, tunings, processes, said.done)
         for _, _, group in self._groups(names):
             self._untuned(group)
@@ -200,6 +199,12 @@ class _Work:
             said.several(len(wanted), processes)
             run_in_processes(self.runner, wanted, processes, said.done)
         self.runner.listener = Listener()
+
+    def _missing_tunings(self) -> list[Tuning]:
+        files = self.study.files
+        found = {(dataset, entry.method) for dataset in self.datasets for entry in self.entries(TUNE, dataset)}
+        every = [Tuning(files, dataset, method, self.rounds) for dataset, method in sorted(found)]
+        return [one for one in every if not is_tuned(self.runner, files, one.dataset, one.rounds, one.method)]
 
     def _missing(self, names: list[str]) -> list[Entry]:
         """Runs that have no result yet, each once."""

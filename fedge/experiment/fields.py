@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_type_hints
 
 from fedge.checks import nearest
@@ -32,6 +33,7 @@ class Field:
         return is_plain(self.hint)
 
 
+@cache
 def fields_of(thing: Callable[..., Any]) -> dict[str, Field]:
     """Every field by name, with its type and default.
 

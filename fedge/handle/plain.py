@@ -30,7 +30,7 @@ def _check_losses(out: Tensor, y: Tensor) -> None:
     if out.shape != y.shape[:1]:
         raise ValueError(
             f"the loss returned shape {list(out.shape)} for {len(y)} examples; "
-            "it must return one value an example (reduction='none')"
+            "it must return one value per example (reduction='none')"
         )
 
 
@@ -62,7 +62,7 @@ class Handle:
         return torch.where(batch.mask, out, 0.0)
 
     def check_loss(self, params: Params, x: Tensor, y: Tensor) -> None:
-        """Refuse a loss that does not give one value an example; class labels are taken as the first class."""
+        """Refuse a loss that does not give one value per example; class labels are taken as the first class."""
         y = y if y.is_floating_point() else torch.zeros_like(y)
         _check_losses(self.per_example(self.logits(params, x), y), y)
 

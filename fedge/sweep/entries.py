@@ -54,11 +54,9 @@ class Entry:
 
     @property
     def key(self) -> str:
-        plain = copy.deepcopy(self.config)
+        plain = {**self.config, "algorithm": as_before(self.config["algorithm"])}
         for table, names in NOT_THE_RESULT.items():
-            for name in names:
-                plain[table].pop(name, None)
-        plain["algorithm"] = as_before(plain["algorithm"])
+            plain[table] = {name: value for name, value in plain[table].items() if name not in names}
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

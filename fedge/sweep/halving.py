@@ -21,7 +21,7 @@ from typing import Any
 
 from fedge.sweep.entries import Entry, as_before, of_file
 from fedge.sweep.files import TUNE, Files, Setting, scope
-from fedge.sweep.runner import Runner
+from fedge.sweep.runner import Runner, Stopped
 from fedge.sweep.store import Line, Store
 
 TRIALS = "tune.jsonl"
@@ -42,6 +42,16 @@ def tune(
                 made = partial(_with, files.name, file, position, entry)
                 choices.append(_choose(runner, store, files.grid(entry.method), entry, made))
     return choices
+
+
+def is_tuned(runner: Runner, files: Files, dataset: str, rounds: int | None, method: str) -> bool:
+    """Whether every trial that tuning needs is stored."""
+    probe = Runner(runner.out, runner.device, runner.engine, stop=lambda: True)
+    try:
+        tune(probe, files, dataset, rounds, [method])
+    except Stopped:
+        return False
+    return True
 
 
 def _choose(

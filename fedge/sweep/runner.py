@@ -191,7 +191,7 @@ def figures(run: Run[Any]) -> Line:
 
 
 def series(history: list[Record], name: str) -> list[float | None]:
-    """One value a round, None where it was not evaluated; nothing if it never was."""
+    """One value per round, None where it was not evaluated; nothing if it never was."""
     values = [record.get(name) for record in history]
     return [_short(value) for value in values] if any(value is not None for value in values) else []
 

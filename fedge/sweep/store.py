@@ -1,4 +1,4 @@
-"""Results as JSON lines: one line a finished run, on disk before the next run begins."""
+"""Results as JSON lines: one line per finished run, on disk before the next run begins."""
 
 from __future__ import annotations
 
