@@ -38,13 +38,17 @@ class Budget:
         scalars = _activations(self.handle, params, self.example) + self.example.numel()
         return 6 * tree.nbytes(params), 3 * itemsize * scalars, scalars
 
+    @cached_property
+    def largest(self) -> int:
+        """Scalars of the largest parameter."""
+        return max(leaf.numel() for leaf in parameters_of(self.handle).values())
+
     def jobs(self, width: int) -> int:
         """How many jobs with batches of this width fit, at least one."""
         if self.loop:
             return 1
         job, example, scalars = self.costs
-        largest = max(leaf.numel() for leaf in parameters_of(self.handle).values())
-        return max(1, min(self.memory // (job + width * example), MOST // max(width * scalars, largest)))
+        return max(1, min(self.memory // (job + width * example), MOST // max(width * scalars, self.largest)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
