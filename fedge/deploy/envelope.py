@@ -49,8 +49,9 @@ def allowed(message: Message) -> float:
 
 
 def short(text: Any) -> str:
-    """What a device wrote, as one line of bounded length."""
-    return " ".join(str(text).split())[:500]
+    """What a device wrote, as one line of bounded length without anything that a terminal would act on."""
+    plain = "".join(one if one.isprintable() else " " for one in str(text)[:2000])
+    return " ".join(plain.split())[:500]
 
 
 def wire_bytes(thing: Any) -> int:

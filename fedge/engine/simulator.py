@@ -141,16 +141,17 @@ class Simulator(BaseLink):
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         self.open(at, asks)
-        answers, dropped, jobs = [], list[Drop](), 0
+        answers, dropped, asked = [], list[Drop](), list[int]()
         for ask in asks:
             tasks, mine = self.jobs_of(ask, clients)
             total, bad, up = self.work(at, ask, tasks, mine)
             self.ledger.add(self.row(at, ask, tasks[0], mine, up))
             answers.append(total.reply())
             dropped += bad
-            jobs += len(mine.clients)
-        if jobs:  # none: nobody holds what was asked for
-            checks.require(jobs - len(dropped), self.min_replies, asks[0].tasks[0], dropped)
+            asked += mine.clients.tolist()
+        if asked:  # none: nobody holds what was asked for
+            good = len(asked) if not dropped and self.min_replies == 1 else checks.good_clients(asked, dropped)
+            checks.require(good, self.min_replies, asks[0].tasks[0], dropped)
         return answers, dropped
 
     def open(self, at: At, asks: tuple[Ask, ...]) -> None:

@@ -22,6 +22,9 @@ Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task 
 Answer = dict[int, list[Upload]]  # row -> one upload and weight per task
 
 
+FRAME, NAME = 1024, 512  # bytes, generously: of an answer or a row, and of a tensor's description
+
+
 class Expected(NamedTuple):
     """What the upload of a task looks like: when it is decoded, and as it travels."""
 
@@ -45,7 +48,7 @@ class Collector:
             for client, rows in self.positions.items()
         }
         self.down = sum(payload_bytes(p) for r in self.requests.values() for p in r.values())
-        self.up, self.good = 0, 0
+        self.up, self.good = 0, set[int]()
         self.wire = (0, 0)  # down, up: the bytes that messages really took
         self.dropped: list[Drop] = []
         self.bad: list[Job] = []  # jobs whose uploads do not count
@@ -74,6 +77,12 @@ class Collector:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise ClientError(f"task '{name}' fails on the parts it gets, {sorted(known)}: {what}") from error
+
+    def most(self, client: int) -> int:
+        """The bytes that a client's answer may have: its uploads' own, and room for names, shapes and weights."""
+        own = sum(payload_bytes(one.sent) for one in self.expected)
+        names = sum(1 + len(leaves) for one in self.expected for leaves in one.sent.values())
+        return FRAME + len(self.positions[client]) * (own + FRAME + NAME * names)
 
     def add(self, client: int, answer: Answer) -> None:
         """Take one client's answer: check it, count its bytes, and let the good rows into the mean."""
@@ -107,7 +116,7 @@ class Collector:
                 return one.name, reason
             seen.append(({n: tree.map_(_one, p) for n, p in decoded.items()}, weight.view(1)))
         add(self.total, seen, torch.tensor([position]), torch.tensor([client]))
-        self.good += 1
+        self.good.add(client)
         return None
 
     def travelled(self, down: int, up: int) -> None:

@@ -109,7 +109,7 @@ class MessageLink(BaseLink):
                 collector.lose(client, mail.lost, sent=mail.wire_down > 0)
                 continue
             try:
-                collector.add(client, parse(answer))
+                collector.add(client, parse(answer, collector.most(client)))
             except Unreadable as error:
                 collector.lose(client, str(error))
             except Exception as error:  # one client's bytes must not end the run of all
@@ -124,8 +124,8 @@ class MessageLink(BaseLink):
             answers.append(reply)
             dropped += bad
         if any(collector.requests for collector in collectors):  # none: nobody holds what was asked for
-            good, task = sum(collector.good for collector in collectors), collectors[0].ask.tasks[0]
-            checks.require(good, self.min_replies, task, dropped)
+            good = set[int]().union(*(collector.good for collector in collectors))
+            checks.require(len(good), self.min_replies, collectors[0].ask.tasks[0], dropped)
         return answers, dropped
 
 
@@ -133,8 +133,10 @@ def _size(parts: Parts) -> int:
     return sum(map(len, parts.values()))
 
 
-def parse(blob: bytes) -> Answer:
+def parse(blob: bytes, most: int) -> Answer:
     """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or Unreadable."""
+    if len(blob) > most:
+        raise Unreadable(f"the answer has {len(blob)} bytes, at most {most} are expected: it was not read")
     try:
         answer = wire.decode(blob)
     except Exception as error:

@@ -21,7 +21,7 @@ from fedge.engine.simulator import Simulator
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import Total, new_total
 from fedge.engine.uploads.stacking import Stack
-from fedge.engine.uploads.streaming import Sums
+from fedge.engine.uploads.streaming import Sums, mean_type, sum_type
 from fedge.federation import Federation
 from fedge.ledger import Ledger, Row
 
@@ -130,8 +130,9 @@ class Ranks(BaseLink):
             self.ledger.add(self.simulator.row(at, part.ask, part.tasks[0], part.jobs, one.up))
             answers.append(one.total.reply())
             dropped += self._in_order(one.dropped, part.jobs)
-        if jobs := sum(len(part.jobs.clients) for part in parts):
-            checks.require(jobs - len(dropped), self.simulator.min_replies, asks[0].tasks[0], dropped)
+        if asked := [client for part in parts for client in part.jobs.clients.tolist()]:
+            good = checks.good_clients(asked, dropped)
+            checks.require(good, self.simulator.min_replies, asks[0].tasks[0], dropped)
         return answers, dropped
 
     def _part(self, ask: Ask, clients: Tensor) -> Part:
@@ -265,9 +266,7 @@ class _Reader:
         clients = self.take(front)
         for name, leaves in like.items():
             mean.weights[name] = self.take(front)
-            mean.sums[name] = {
-                key: self.take((*front, *leaf.shape)).to(leaf.dtype if leaf.is_floating_point() else torch.float32)
-                for key, leaf in leaves.items()
-            }
+            mean.sums[name] = {key: self.take((*front, *leaf.shape)).to(sum_type(leaf)) for key, leaf in leaves.items()}
+            mean.types[name] = {key: mean_type(leaf) for key, leaf in leaves.items()}
         mean.clients = clients if bool(clients.any()) else None
         return mean

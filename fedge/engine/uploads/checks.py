@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -100,12 +101,18 @@ def require_held(task: str, reuse: tuple[str, ...], held: Payload) -> None:
             )
 
 
+def good_clients(clients: list[int], dropped: list[Drop]) -> int:
+    """Of how many clients an upload counts; `clients` has one entry per job, `dropped` one per bad job."""
+    bad = Counter(drop.client for drop in dropped)
+    return sum(jobs > bad[client] for client, jobs in Counter(clients).items())
+
+
 def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
-    """Too few good uploads is an error that says what was wrong with the others."""
+    """Good uploads of too few clients are an error that says what was wrong with the others."""
     if good >= minimum:
         return
     why = "; ".join(f"client {d.client}: {d.reason}" for d in dropped[:3]) or "no client answered"
     hint = "lower the required number of replies"
     if any("not finite" in drop.reason for drop in dropped):
         hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
-    raise TooFewReplies(f"task '{task}' has {good} good uploads, {minimum} needed ({why}): {hint}")
+    raise TooFewReplies(f"task '{task}' has good uploads of {good} clients, {minimum} needed ({why}): {hint}")

@@ -32,6 +32,7 @@ class Sums:
     def __init__(self, combine: Combine, rows: int | None) -> None:
         self.combine, self.rows = combine, rows
         self.sums: Payload = {}
+        self.types: dict[str, dict[str, torch.dtype]] = {}  # of the uploads
         self.weights: dict[str, Tensor] = {}
         self.clients: Tensor | None = None
 
@@ -45,6 +46,7 @@ class Sums:
         for upload, weight in zip(uploads, weights, strict=True):
             total = self._by_row(weight.double(), rows)
             for part, leaves in self.combine.each(upload).items():
+                self.types[part] = {name: mean_type(leaf) for name, leaf in leaves.items()}
                 sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
                 totals[part] = total
         return Part(sums, totals, self._by_row(torch.ones_like(weights[0]), rows))
@@ -60,10 +62,10 @@ class Sums:
             self.weights[name] = self.weights[name] + part.totals[name]
 
     def _sum(self, leaf: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
-        weight = weight.to(leaf.dtype if leaf.is_floating_point() else torch.float32)
+        weight = weight.to(sum_type(leaf))
+        leaf = leaf.to(weight.dtype)
         if self.rows is None:
-            flat = leaf.to(weight.dtype).reshape(len(leaf), -1)
-            return torch.mv(flat.t(), weight).view(leaf.shape[1:])
+            return torch.mv(leaf.reshape(len(leaf), -1).t(), weight).view(leaf.shape[1:])
         weighted = leaf * weight.view(-1, *[1] * (leaf.dim() - 1))
         out = weighted.new_zeros(self.rows, *leaf.shape[1:])
         return out.index_add_(0, rows, weighted)
@@ -80,8 +82,19 @@ class Sums:
         mean: Payload = {}
         for part, sums in self.sums.items():
             safe = torch.where(self.weights[part] > 0, self.weights[part], 1.0)
-            mean[part] = {name: leaf / _beside(safe, leaf) for name, leaf in sums.items()}
+            kinds = self.types[part]
+            mean[part] = {name: (leaf / _beside(safe, leaf)).to(kinds[name]) for name, leaf in sums.items()}
         return Reply(mean, self.clients.long())
+
+
+def sum_type(leaf: Tensor) -> torch.dtype:
+    """What uploads of this type are added up in: at least fp32, whose range no sum of half precision leaves."""
+    return torch.float64 if leaf.dtype == torch.float64 else torch.float32
+
+
+def mean_type(leaf: Tensor) -> torch.dtype:
+    """The type of the mean of such uploads."""
+    return leaf.dtype if leaf.is_floating_point() else torch.float32
 
 
 def _beside(weight: Tensor, leaf: Tensor) -> Tensor:
