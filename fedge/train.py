@@ -222,12 +222,28 @@ def cohorts(clients: int, cohort: int | None) -> Draw:
     return lambda at: choose(fold(at.seed, COHORT, at.round, at.phase), clients, size)
 
 
+def check_finite(state: Any) -> None:
+    """Refuse a state that holds NaN or infinity: nothing can be trained from it, and the one before is still there."""
+    leaves: dict[torch.dtype, list[Tensor]] = {}
+    for leaf in pytree.tree_leaves(state):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+            leaves.setdefault(leaf.dtype, []).append(leaf)
+    if not all(
+        bool(torch.isfinite(torch.stack(torch._foreach_norm(some, torch.inf)).sum())) for some in leaves.values()
+    ):
+        raise TooFewReplies(
+            "the new state is not finite, although every upload was: lower the step size, or combine uploads by a "
+            "robust rule (fedge.Robust). The rounds before it are kept"
+        )
+
+
 def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw) -> Record:
     """Advance the run by one round and say what happened."""
     begin, before = time.perf_counter(), len(run.ledger)
     state, progress = drive(run.algorithm.round(run.state), link, seed, number, draw)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    check_finite(state)
     run.state = state
     rows = run.ledger.rows[before:]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch
 import fedge
 from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
+from fedge.engine.uploads.streaming import Sums
 from tests.cases import close, ragged, toy_data, toy_model
+from tests.lossy import Lossy
 
 ALGORITHM = fedge.FedAvg(toy_model(), lr=0.2, epochs=1, batch_size=4)
 
@@ -121,7 +124,154 @@ def _exploding(logits, y):
 
 def test_too_few_good_uploads_is_an_error_that_says_why() -> None:
     fault = CASES["nan"][0]
-    with pytest.raises(TooFewReplies, match=r"6 good uploads, 7 needed \(client 2: .* is not finite"):
+    with pytest.raises(TooFewReplies, match=r"good uploads of 6 clients, 7 needed \(client 2: .* is not finite"):
         with_faults({2: fault}, min_replies=7)
-    with pytest.raises(TooFewReplies, match=r"0 good uploads, 1 needed.*lower the step size"):
+    with pytest.raises(TooFewReplies, match=r"good uploads of 0 clients, 1 needed.*lower the step size"):
         with_faults(dict.fromkeys(range(7), fault))
+
+
+# Uploads that are finite and absurd
+
+
+def huge(size: float):
+    """A simulator and a loop-back link in which client 2 sends this number everywhere."""
+
+    class Simulated(Simulator):
+        def received(self, jobs, uploads):
+            lies = (jobs.clients == 2).tolist()
+            for upload, _ in uploads.values():
+                for part in upload.values():
+                    for leaf in part.values():
+                        leaf[lies] = size
+            return uploads
+
+    class Sent(Loopback):
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            if client == 2:
+                answer = {
+                    row: [
+                        ({p: {k: torch.full_like(v, size) for k, v in part.items()} for p, part in u.items()}, w)
+                        for u, w in ups
+                    ]
+                    for row, ups in answer.items()
+                }
+            return wire.encode(answer)
+
+    return Simulated, Sent
+
+
+def large_model(outputs: int = 3) -> torch.nn.Module:
+    return fedge.models.mlp(6, (12,), outputs, seed=1).double()
+
+
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e300])
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+def test_one_absurd_upload_costs_its_client_alone(size: float, chunk: int | None) -> None:
+    simulated, sent = huge(size)
+    algorithm, federation = fedge.FedAvg(large_model(), lr=0.1, epochs=1), ragged(toy_data())
+    runs = [
+        fedge.train(algorithm, federation, rounds=3, link=link)
+        for link in (simulated(algorithm, federation, chunk=chunk), sent(algorithm, federation))
+    ]
+    for run in runs:
+        assert [[d["client"] for d in record["dropped"]] for record in run.history] == [[2]] * 3
+        assert "over 1000 times the usual" in run.history[0]["dropped"][0]["reason"]
+    assert close(runs[0].params, runs[1].params) < 1e-10
+    clean = fedge.Federation(federation.data, [federation.examples(k).numpy() for k in range(7)])
+    without = fedge.train(
+        algorithm, clean, rounds=3, link=Lossy(Simulator(algorithm, clean), {(r, "train", 2) for r in (1, 2, 3)})
+    )
+    assert close(runs[0].params, without.params) < 1e-10
+
+
+def test_absurd_uploads_of_one_class_leave_the_other_classes_of_a_client_alone() -> None:
+    class OneClass(Simulator):
+        def received(self, jobs, uploads):
+            lies = ((jobs.clients == 4) & (jobs.rows == 1)).tolist()
+            for upload, _ in uploads.values():
+                for leaf in upload["delta"].values():
+                    leaf[lies] = 1e30
+            return uploads
+
+    algorithm = fedge.FedOVA(fedge.FedAvg(large_model(2), lr=0.1, epochs=1), classes=3)
+    federation = ragged(toy_data())
+    link = OneClass(algorithm, federation)
+    run = fedge.train(algorithm, federation, rounds=1, link=link)
+    jobs = len(link.directory.jobs(torch.arange(7), link.tasks["train"], None).clients)
+    assert [d["client"] for d in run.history[0]["dropped"]] == [4]
+    assert jobs > 8
+    assert all(torch.isfinite(leaf).all() for leaf in run.params.values())
+
+
+def test_the_limit_can_be_set_and_switched_off() -> None:
+    simulated, _ = huge(1e30)
+    algorithm, federation = fedge.FedAvg(large_model().float(), lr=0.1, epochs=1), ragged(toy_data())
+    link = simulated(algorithm, federation, max_ratio=None)
+    ruined = fedge.train(algorithm, federation, rounds=1, link=link)
+    assert max(float(leaf.abs().max()) for leaf in ruined.params.values()) > 1e20
+    done = fedge.train(algorithm, federation, rounds=1, link=simulated(algorithm, federation, max_ratio=1e40))
+    assert done.history[0]["dropped"] == []
+    with pytest.raises(ValueError, match="max_ratio is 0, it must be greater than 0"):
+        Simulator(algorithm, federation, max_ratio=0)
+
+
+def test_a_state_that_is_not_finite_is_never_kept(tmp_path: Path) -> None:
+    """The server's own arithmetic fails in round 3: the run ends after round 2, and goes on from there."""
+
+    class Broken(fedge.FedAvg):
+        broken = True
+
+        def round(self, state):
+            after = yield from super().round(state)
+            bad = self.broken and len(fails) == 2
+            fails.append(1)
+            return {**after, "params": {k: v * float("nan") for k, v in after["params"].items()}} if bad else after
+
+    fails: list[int] = []
+    algorithm, federation = Broken(large_model(), lr=0.1, epochs=1), ragged(toy_data())
+    with pytest.raises(TooFewReplies, match="round 3: the new state is not finite"):
+        fedge.train(algorithm, federation, rounds=4, out=tmp_path / "a")
+    rest = fedge.train(algorithm, federation, rounds=4, out=tmp_path / "a", resume=True)
+    plain = fedge.train(Broken(large_model(), lr=0.1, epochs=1), federation, rounds=4)
+    assert close(rest.params, plain.params) == 0
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+def test_half_precision_is_summed_in_single(rows: int | None) -> None:
+    sums = Sums(fedge.Mean(), rows)
+    uploads = {"delta": {"w": torch.full((4, 3), 300.0, dtype=torch.float16)}}
+    part = sums.part([uploads], [torch.full((4,), 500.0)], torch.zeros(4, dtype=torch.long))
+    sums.merge(part)
+    mean = sums.reply().mean["delta"]["w"]
+    assert mean.dtype == torch.float16
+    assert mean.flatten().tolist() == [300.0] * 3
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_enough_replies_are_counted_by_clients_and_not_by_classes(link) -> None:
+    algorithm = fedge.FedOVA(fedge.FedAvg(large_model(2), epochs=1), classes=3)
+    federation = ragged(toy_data())
+    for client in (0, 1, 2, 4, 6):
+        federation.data.train_x[federation.examples(client)] = torch.nan
+    with pytest.raises(TooFewReplies, match="good uploads of 2 clients, 3 needed"):
+        fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation, min_replies=3))
+    assert fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation, min_replies=2)).rounds == 1
+
+
+def test_an_answer_larger_than_its_template_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bomb(Loopback):
+        def client(self, client, at, ask, request):
+            answer = super().client(client, at, ask, request)
+            return answer + b"\0" * 50_000 if client == 3 else answer
+
+    algorithm, federation = fedge.FedAvg(large_model(), epochs=1), ragged(toy_data())
+    read = []
+    monkeypatch.setattr(wire, "decode", lambda blob, real=wire.decode: read.append(len(blob)) or real(blob))
+    run = fedge.train(algorithm, federation, rounds=1, link=Bomb(algorithm, federation))
+    (drop,) = run.history[0]["dropped"]
+    assert drop["client"] == 3
+    assert "at most" in drop["reason"]
+    assert "it was not read" in drop["reason"]
+    assert max(read) < 50_000
+    assert run.ledger[0].wire_up > 50_000  # what came is counted all the same

@@ -27,7 +27,7 @@ from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
-from fedge.engine.uploads.intake import Total, add_good, new_total
+from fedge.engine.uploads.intake import MAX_RATIO, Intake, Refused, Total
 from fedge.federation import Federation
 from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle, parameters
 from fedge.ledger import Ledger, Row, payload_bytes
@@ -69,15 +69,17 @@ class Simulator(BaseLink):
         workers: int | None = None,
         min_replies: int = 1,
         max_weight: float = checks.MAX_WEIGHT,
+        max_ratio: float | None = MAX_RATIO,
     ) -> None:
         at_least_one("chunk", chunk, optional=True)
         at_least_one("workers", workers, optional=True)
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
+        positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.device, self.precision = algorithm, place(device), precision
         check_precision(precision, self.device)
         check_compile(compile, self.device)
-        self.min_replies, self.max_weight = min_replies, max_weight
+        self.min_replies, self.max_weight, self.max_ratio = min_replies, max_weight, max_ratio
         self.chunk, self.compile, self.written = chunk, compile, written
         self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
         dtype = next(iter(parameters(algorithm.model).values())).dtype
@@ -167,7 +169,7 @@ class Simulator(BaseLink):
     def work(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> tuple[Total, list[Drop], int]:
         """These jobs of an ask: what became of their uploads, who was dropped, and how many bytes came up."""
         self._note_sent(ask, tasks[0])
-        total = new_total(ask, tasks[0])
+        intake = Intake(ask, tasks[0], self.max_weight, self.max_ratio)
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
@@ -177,12 +179,16 @@ class Simulator(BaseLink):
                     self.recall.keep(at, part, one.mine)
             uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(one.up for one in done)
-            lost, bad = add_good(total, part, positions, self.received(part, uploads), self.max_weight)
-            self.memory.void(at, bad)
-            dropped += lost
+            dropped += self._refused(at, intake.take(part, positions, self.received(part, uploads)))
+        dropped += self._refused(at, intake.close())
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
-        return total, dropped, up
+        return intake.total, dropped, up
+
+    def _refused(self, at: At, refused: Refused) -> list[Drop]:
+        dropped, jobs = refused
+        self.memory.void(at, jobs)
+        return dropped
 
     def received(self, jobs: Jobs, uploads: dict[str, Upload]) -> dict[str, Upload]:
         """What arrives of the uploads of some jobs, by task; a subclass may simulate clients that lie."""

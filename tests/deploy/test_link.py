@@ -364,7 +364,7 @@ def test_too_few_good_replies_is_an_error() -> None:
     for node in (101, 103):
         yard.faults[node] = lambda reply: None
     with pytest.raises(
-        TooFewReplies, match=r"round 1: task 'gradient' has 5 good uploads, 6 needed \(client 1: no answer"
+        TooFewReplies, match=r"round 1: task 'gradient' has good uploads of 5 clients, 6 needed \(client 1: no answer"
     ) as caught:
         fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
     assert "step size" not in str(caught.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedge import tree
 from fedge.core import Ask, At, Drop, Payload, Reply, Task
@@ -15,7 +14,7 @@ from fedge.engine.clients.run_task import Upload, parted
 from fedge.engine.clients.worker import ClientError
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.coding import decode, sent_template
-from fedge.engine.uploads.intake import add, new_total
+from fedge.engine.uploads.intake import Intake, Refused
 from fedge.ledger import Row, payload_bytes
 
 Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task has none
@@ -37,9 +36,8 @@ class Expected(NamedTuple):
 class Collector:
     """One ask, from the requests to the reply."""
 
-    def __init__(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, max_weight: float) -> None:
-        self.at, self.ask, self.tasks, self.max_weight = at, ask, tasks, max_weight
-        self.total = new_total(ask, tasks[0])
+    def __init__(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, intake: Intake) -> None:
+        self.at, self.ask, self.tasks, self.intake = at, ask, tasks, intake
         self.positions: dict[int, dict[int, int]] = {}
         for client, row, position in zip(*(part.tolist() for part in jobs), strict=True):
             self.positions.setdefault(client, {})[row] = position
@@ -94,30 +92,43 @@ class Collector:
             self._row(client, row, uploads)
 
     def _row(self, client: int, row: int, uploads: list[Upload]) -> None:
-        reason = self._fault(client, self.positions[client][row], uploads)
+        reason = self._shape(uploads)
         if reason is not None:
-            self.dropped.append(Drop(client, *reason))
-            self.bad.append((client, row))
+            self._refused(([Drop(client, *reason)], [(client, row)]))
+            return
+        seen = {
+            one.name: (_stacked(decode(one.task, upload, one.like)), weight.view(1))
+            for one, (upload, weight) in zip(self.expected, uploads, strict=True)
+        }
+        position = torch.tensor([self.positions[client][row]])
+        jobs = Jobs(torch.tensor([client]), torch.tensor([row]), position)
+        self.good.add(client)
+        self._refused(self.intake.take(jobs, position, seen))
 
-    def _fault(self, client: int, position: int, uploads: list[Upload]) -> tuple[str, str] | None:
-        """Take in the uploads of one job, or say of which task and why not."""
+    def _shape(self, uploads: list[Upload]) -> tuple[str, str] | None:
+        """Of which task an upload has the wrong form, and how; None if all is as expected."""
         if len(uploads) != len(self.expected):
             return self.ask.tasks[0], f"answered {len(uploads)} uploads, asked were {len(self.expected)}"
         for one, (upload, weight) in zip(self.expected, uploads, strict=True):
             reason = checks.shape_fault(upload, one.sent)
+            if reason is None and weight.numel() != 1:
+                reason = f"the weight has shape {list(weight.shape)}, not one value"
             if reason is not None:
                 return one.name, reason
             self.up += payload_bytes(one.sent) + weight.element_size()  # not what the upload says of its own size
-        seen = []
-        for one, (upload, weight) in zip(self.expected, uploads, strict=True):
-            decoded = decode(one.task, upload, one.like)
-            reason = checks.value_fault(decoded, weight, self.max_weight)
-            if reason is not None:
-                return one.name, reason
-            seen.append(({n: tree.map_(_one, p) for n, p in decoded.items()}, weight.view(1)))
-        add(self.total, seen, torch.tensor([position]), torch.tensor([client]))
-        self.good.add(client)
         return None
+
+    def _refused(self, refused: Refused) -> None:
+        self.dropped += refused[0]
+        self.bad += refused[1]
+
+    def settle(self) -> None:
+        """All answers are there: decide on those that were held back."""
+        self._refused(self.intake.close())
+        left = {client: set(rows) for client, rows in self.positions.items()}
+        for client, row in self.bad:
+            left[client].discard(row)
+        self.good &= {client for client, rows in left.items() if rows}
 
     def travelled(self, down: int, up: int) -> None:
         """Count the bytes that the messages of one client took, framing included."""
@@ -134,8 +145,8 @@ class Collector:
         sent = payload_bytes(self.ask.send)
         name, clients = "+".join(self.ask.tasks), len(self.positions)
         row = Row(self.at.round, self.at.phase, name, clients, self.down, sent, self.up)
-        return self.total.reply(), self.dropped, row
+        return self.intake.total.reply(), self.dropped, row
 
 
-def _one(leaf: Tensor) -> Tensor:
-    return leaf.unsqueeze(0)
+def _stacked(upload: Payload) -> Payload:
+    return {name: tree.map_(lambda leaf: leaf.unsqueeze(0), part) for name, part in upload.items()}

@@ -22,6 +22,7 @@ from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.links.collector import Answer, Collector
 from fedge.engine.runtime import Runtime
 from fedge.engine.uploads import checks
+from fedge.engine.uploads.intake import MAX_RATIO, Intake
 from fedge.ledger import Ledger
 
 Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
@@ -52,11 +53,13 @@ class MessageLink(BaseLink):
         *,
         min_replies: int = 1,
         max_weight: float = checks.MAX_WEIGHT,
+        max_ratio: float | None = MAX_RATIO,
     ) -> None:
         at_least_one("min_replies", min_replies)
         positive("max_weight", max_weight)
+        positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.runtime, self.directory = algorithm, runtime, directory
-        self.min_replies, self.max_weight = min_replies, max_weight
+        self.min_replies, self.max_weight, self.max_ratio = min_replies, max_weight, max_ratio
         self.tasks = algorithm.tasks(runtime.handle)
         self.ledger = Ledger(directory.declaration(self.tasks.values()))
         self.forget()
@@ -77,6 +80,8 @@ class MessageLink(BaseLink):
         mail = self.exchange(at, asks, requests)
         for client in requests:  # in the order asked, whoever was first to answer: sums must not depend on it
             self._take(client, requests[client], mail[client], collectors)
+        for collector in collectors:
+            collector.settle()
         self.void(at, [job for collector in collectors for job in collector.bad])
         return self._close(collectors)
 
@@ -90,7 +95,8 @@ class MessageLink(BaseLink):
 
     def _open(self, at: At, ask: Ask, clients: Tensor) -> Collector:
         tasks = named(self.tasks, ask)
-        collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), self.max_weight)
+        intake = Intake(ask, tasks[0], self.max_weight, self.max_ratio)
+        collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), intake)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)
         self._known |= collector.expect(self._known)

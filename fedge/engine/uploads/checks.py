@@ -72,7 +72,7 @@ def finite_jobs(upload: Payload, good: Tensor) -> Tensor:
     """Which of a stack of jobs have finite tensors alone, [J]; `good` is what to begin with."""
     for leaves in upload.values():
         for leaf in leaves.values():
-            good = good & torch.isfinite(_largest(leaf))
+            good = good & torch.isfinite(largest(leaf))
     return good
 
 
@@ -82,13 +82,13 @@ def weights_fit(weights: list[Tensor], max_weight: float) -> Tensor:
     return ((together > 0) & (together <= max_weight)).all()
 
 
-def _largest(leaf: Tensor) -> Tensor:
+def largest(leaf: Tensor) -> Tensor:
     """The largest magnitude of every job, [J]: NaN and infinity survive it, and nothing is copied."""
     flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)
     if not flat.is_floating_point():
         flat = flat.double()
-    largest: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
-    return largest
+    found: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
+    return found
 
 
 def require_held(task: str, reuse: tuple[str, ...], held: Payload) -> None:
