@@ -98,6 +98,8 @@ class Task:
     feedback: bool = False  # what the codec left out of one upload is added to the client's next one
 
     def __post_init__(self) -> None:
+        if self.codec is not None and not isinstance(self.codec, Codec):
+            raise TypeError(f"codec is {self.codec!r}, it must be a codec such as fedge.Quantise(8)")
         if self.remembers and self.first is None:
             raise ValueError(f"a task remembers {list(self.remembers)}: `first` must say what a new client remembers")
 
@@ -142,6 +144,10 @@ class Ask:
     cohort: Literal["same", "new"] = "same"
     rows: tuple[int, ...] | None = None  # which rows the leading axis of `send` stands for
     combine: Combine = Mean()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.combine, Combine):
+            raise TypeError(f"combine is {self.combine!r}, it must be a rule such as fedge.Median()")
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -306,6 +312,8 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
         try:
             wanted = flow.send(reply)
         except StopIteration as end:
+            if end.value is None:
+                raise TypeError("a round or a setup returned None: it must return the next state") from None
             return end.value, progress
         _check_wanted(wanted)
         at = At(seed, round, phase)

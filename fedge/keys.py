@@ -10,8 +10,9 @@ no generator to advance, so the order of work, the chunk and the machine change 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -124,18 +125,40 @@ def keep_mask(key: Tensor, shape: torch.Size, p: float, device: torch.device) ->
     return _shift(_mix(key + _steps(shape, device)), 1) >= int(p * (1 << 63))
 
 
-def uniform(key: int | Tensor, like: Tensor) -> Tensor:
-    """Numbers in [0, 1), one per element of `like` and of its type, addressed by the element's flat position."""
+Like = TypeVar("Like", Tensor, dict[str, Tensor])
+
+
+def uniform(key: int | Tensor, like: Like) -> Like:
+    """Numbers in [0, 1), one per element of `like` and of its type, addressed by the element's flat position.
+
+    One key is one draw: a dict of tensors gets a key per tensor, derived from this one.
+    """
+    drawn: Like = _each(_uniform, key, like)
+    return drawn
+
+
+def normal(key: int | Tensor, like: Like) -> Like:
+    """Independent standard normal numbers, one per element of `like` (Box and Muller, 1958); dicts as in `uniform`."""
+    drawn: Like = _each(_normal, key, like)
+    return drawn
+
+
+def _each(draw: Callable[[int | Tensor, Tensor], Tensor], key: int | Tensor, like: Any) -> Any:
+    if isinstance(like, Tensor):
+        return draw(key, like)
+    return {name: draw(fold_tensor(key, place), leaf) for place, (name, leaf) in enumerate(like.items())}
+
+
+def _uniform(key: int | Tensor, like: Tensor) -> Tensor:
     bits = _mix(key + _steps(like.shape, like.device))
     if like.dtype == torch.float64:
         return _shift(bits, 11).double() * 2.0**-53
     return (_shift(bits, 40).float() * 2.0**-24).to(like.dtype)
 
 
-def normal(key: int | Tensor, like: Tensor) -> Tensor:
-    """Independent standard normal numbers, one per element of `like` (Box and Muller, 1958)."""
+def _normal(key: int | Tensor, like: Tensor) -> Tensor:
     wide = like if like.dtype == torch.float64 else like.float()
-    first, second = (uniform(fold_tensor(key, word).to(like.device), wide) for word in (0, 1))
+    first, second = (_uniform(fold_tensor(key, word).to(like.device), wide) for word in (0, 1))
     return ((-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * torch.pi * second)).to(like.dtype)
 
 

@@ -18,6 +18,9 @@ def check_arguments(algorithm: Any, federation: Any, seed: Any) -> None:
     """The slips that would otherwise surface deep inside."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"the first argument is {_kind(algorithm)}, it must be an algorithm such as FedAvg(model)")
+    for name in ("model", "loss"):
+        if not hasattr(algorithm, name):
+            raise TypeError(f"{type(algorithm).__name__} has no field {name!r}: an algorithm needs `model` and `loss`")
     if not isinstance(federation, Federation):
         raise TypeError(f"the second argument is {_kind(federation)}, it must be a Federation(data, lists)")
     if isinstance(seed, bool) or not isinstance(seed, Integral):

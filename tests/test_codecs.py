@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -184,6 +188,24 @@ def test_a_codec_of_your_own_agrees_on_all_links() -> None:
     ]
     assert max(close(runs[0].params, run.params) for run in runs[1:]) < 1e-10
     assert runs[0].history[0]["up_bytes"] == 5 * (B + D + 4)
+
+
+SCRIPT = """
+import sys, fedge
+from pathlib import Path
+from tests.cases import ragged, toy_data
+from tests.test_codecs import Sign, model
+rounds = int(sys.argv[2])
+algorithm = fedge.Compressed(fedge.FedAvg(model(), epochs=1), Sign())
+fedge.train(algorithm, ragged(toy_data()), rounds=rounds, cohort=5, out=sys.argv[1], resume=rounds > 2)
+"""
+
+
+def test_a_run_with_a_codec_of_your_own_goes_on_in_another_process(tmp_path: Path) -> None:
+    for rounds in ("2", "3"):
+        words = [sys.executable, "-c", SCRIPT, str(tmp_path / "a"), rounds]
+        subprocess.run(words, check=True, cwd=Path(__file__).parent.parent)
+    assert len((tmp_path / "a/rounds.jsonl").read_text().splitlines()) == 3
 
 
 def test_few_numbers_travel_as_they_are() -> None:

@@ -68,7 +68,9 @@ def test_krum_is_that_of_a_plain_loop(jobs: int, bad: int, keep: int) -> None:
 def test_krum_with_few_uploads_keeps_what_there_is(jobs: int) -> None:
     many = uploads(jobs)
     assert np.isfinite(flat(fedge.Krum(bad=2, keep=5).together(many, torch.ones(jobs)))).all()
-    assert np.allclose(flat(fedge.Krum(bad=2, keep=5).together(many, torch.ones(jobs))), rows(many).mean(0))
+    assert np.allclose(flat(fedge.Krum(bad=0, keep=5).together(many, torch.ones(jobs))), rows(many).mean(0))
+    one = flat(fedge.Krum(bad=2, keep=5).together(many, torch.ones(jobs)))
+    assert any(np.allclose(one, row) for row in rows(many))  # no more than J - bad are kept
 
 
 def test_clipped_mean_shortens_what_is_long_and_leaves_the_rest() -> None:
@@ -210,6 +212,21 @@ def test_a_task_without_streaming_says_what_it_needs(caplog: pytest.LogCaptureFi
         fedge.train(algorithm, federation, rounds=2, cohort=5)
     assert [r.getMessage() for r in caplog.records if "Own" in r.getMessage()] == [
         "Own needs all 5 uploads at once: 0.0 MB"
+    ]
+
+
+def test_a_rule_around_an_algorithm_that_combines_by_itself_is_refused() -> None:
+    algorithm, federation = fedge.Robust(Reweighted(toy_model(), epochs=1), fedge.Median()), ragged(toy_data())
+    with pytest.raises(ValueError, match="Reweighted gathers single uploads and combines them itself"):
+        fedge.train(algorithm, federation, rounds=1)
+
+
+def test_krum_says_when_there_are_too_few_uploads(caplog: pytest.LogCaptureFixture) -> None:
+    rule, many = fedge.Krum(bad=5, keep=2), uploads(6)
+    for _ in range(2):
+        rule.together(many, torch.ones(6))
+    assert [r.getMessage() for r in caplog.records] == [
+        "Krum(bad=5, keep=2) got 6 uploads; it resists 5 liars among 13 or more"
     ]
 
 

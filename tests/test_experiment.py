@@ -610,8 +610,16 @@ def test_optimisers_are_names_or_tables() -> None:
     assert fedavg.server_optimiser == fedge.Adam((0.8, 0.9))
     assert (fedova.inner.optimiser, fedova.inner.momentum, fedova.inner.inner_decay) == ("spectral", 0.98, 0.2)
     assert fedcm.alpha == 0.3
-    for wrong in ('"spectrl"', '{name = "spectral", momentun = 0.9}', '{name = "sgd", eps = 1}', "{momentum = 0.9}"):
-        with pytest.raises(ExperimentError, match=r"optimiser is .*expected one of 'sgd', 'adam', 'spectral' or a tab"):
+    mistakes = {
+        '"spectrl"': r"optimiser is 'spectrl' \(did you mean 'spectral'\?\), expected one of 'sgd', 'adam', 'spectral' or",
+        '{name = "spectral", momentun = 0.9}': r"optimiser: unknown key 'momentun' \(did you mean 'momentum'\?\)",
+        '{name = "spectral", momentum = "9"}': "optimiser: momentum is '9', expected a number",
+        '{name = "sgd", eps = 1}': "optimiser: unknown key 'eps', known are momentum, weight_decay",
+        "{momentum = 0.9}": "optimiser.name is None, known are sgd, adam, spectral",
+        '{name = "spectrl"}': r"optimiser.name is 'spectrl' \(did you mean 'spectral'\?\), known are",
+    }
+    for wrong, message in mistakes.items():
+        with pytest.raises(ExperimentError, match=message):
             parse(tomllib.loads(head + f'[[algorithm]]\nname = "fedavg"\noptimiser = {wrong}'))
 
 

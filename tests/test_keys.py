@@ -73,6 +73,15 @@ def test_normal_numbers_of_many_keys_at_once_are_those_of_each() -> None:
     assert all(torch.equal(together[i], normal(addresses[i], like[i])) for i in range(6))
 
 
+def test_a_dict_of_tensors_is_drawn_with_a_key_per_tensor() -> None:
+    like = {"a": torch.zeros(4, 3), "b": torch.zeros(12)}
+    for draw in (normal, uniform):
+        drawn = draw(torch.tensor(5), like)
+        assert {name: leaf.shape for name, leaf in drawn.items()} == {name: leaf.shape for name, leaf in like.items()}
+        assert not torch.equal(drawn["a"].flatten(), drawn["b"])
+        assert torch.equal(drawn["b"], draw(fold_tensor(5, 1), like["b"]))
+
+
 def test_keep_mask_of_a_shorter_batch_is_a_prefix() -> None:
     long = keep_mask(torch.tensor(3), torch.Size([9, 4]), 0.5, torch.device("cpu"))
     short = keep_mask(torch.tensor(3), torch.Size([5, 4]), 0.5, torch.device("cpu"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedge.algorithms.wrapper import Wrapper
-from fedge.combine import ClippedMean, Krum, Mean, Median, TrimmedMean
+from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Combine, Flow
 
 
@@ -33,6 +33,11 @@ class Robust(Wrapper[Any]):
         return altered(self.inner.round(state), self._changed)
 
     def _changed(self, ask: Ask) -> Ask:
+        if isinstance(ask.combine, Gather):
+            raise ValueError(
+                f"{type(self.inner).__name__} gathers single uploads and combines them itself: {self.combine} would "
+                "change nothing; take Robust away"
+            )
         return replace(ask, combine=self.combine)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,9 @@ from fedge.checks import at_least_one
 from fedge.combine.stacked import coordinates, flat
 from fedge.core import Combine, Payload
 
+log = logging.getLogger("fedge")
+_TOLD: set[Combine] = set()
+
 
 @dataclass(frozen=True)
 class Krum(Combine):
@@ -18,8 +22,9 @@ class Krum(Combine):
 
         score_i = sum of the J - bad - 2 smallest |u_i - u_j|^2, j != i
 
-    `keep = 1` is Krum, more of them are multi-Krum. Distances are over all tensors of an upload, in float64. With few
-    uploads at least one neighbour is looked at, and no more are kept than there are. Needs all uploads at once.
+    `keep = 1` is Krum, more of them are multi-Krum; no more than J - bad are kept, and at least one. Distances are over
+    all tensors of an upload, in float64. The paper's guarantee needs J >= 2 bad + 3: with fewer uploads, as in a small
+    group of FedOVA, at least one neighbour is looked at, and a warning says so once. Needs all uploads at once.
     """
 
     bad: int = 0
@@ -31,8 +36,17 @@ class Krum(Combine):
         at_least_one("keep", self.keep)
 
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
-        chosen = self.scores(uploads).argsort(stable=True)[: self.keep].sort().values
+        scores = self.scores(uploads)
+        self._warn(len(scores))
+        chosen = scores.argsort(stable=True)[: max(1, min(self.keep, len(scores) - self.bad))].sort().values
         return coordinates(lambda leaf: leaf[chosen].mean(0), uploads)
+
+    def _warn(self, count: int) -> None:
+        if count < 2 * self.bad + 3 and self not in _TOLD:
+            _TOLD.add(self)
+            log.warning(
+                "%s got %d uploads; it resists %d liars among %d or more", self, count, self.bad, 2 * self.bad + 3
+            )
 
     def scores(self, uploads: Payload) -> Tensor:
         """[J], the smaller the more like the others."""

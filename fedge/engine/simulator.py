@@ -151,7 +151,7 @@ class Simulator(BaseLink):
             answers.append(total.reply())
             dropped += bad
             asked += mine.clients.tolist()
-        if asked:  # none: nobody holds what was asked for
+        if asked or not len(clients):  # else nobody holds what was asked for
             good = len(asked) if not dropped and self.min_replies == 1 else checks.good_clients(asked, dropped)
             checks.require(good, self.min_replies, asks[0].tasks[0], dropped)
         return answers, dropped
@@ -279,7 +279,13 @@ class Simulator(BaseLink):
         index: list[int] | None
         for name in (*ask.send, *ask.reuse):
             if name in self._kept:
-                part, index = together(self._kept[name], jobs.pairs())
+                try:
+                    part, index = together(self._kept[name], jobs.pairs())
+                except LookupError as error:
+                    raise ValueError(
+                        f"client {error.args[0][0]} does not hold '{name}', which task '{ask.tasks[0]}' reuses: it was "
+                        "not asked in the phase before; lose a client in all later phases of a round"
+                    ) from None
             elif name in self._sent and task.rows is None:
                 part, index = self._sent[name][0][0], None
             elif name in self._sent:

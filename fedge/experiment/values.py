@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +60,30 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def complain(name: str, value: Any, hint: Any) -> str:
-    """The field, the value, and what is expected."""
+    """The field, the value, and what is expected; of a table whose name is known, what is wrong inside."""
+    kinds = {_spelt(kind): kind for kind in _members(hint) if dataclasses.is_dataclass(kind)}
+    if isinstance(value, dict) and kinds:
+        if (kind := kinds.get(str(value.get("name")))) is None:
+            known = ", ".join(kinds)
+            return f"{name}.name is {value.get('name')!r}{nearest(value.get('name'), kinds)}, known are {known}"
+        return f"{name}: {_inside(value, kind)}"
     words = [word for member in _members(hint) if get_origin(member) is Literal for word in get_args(member)]
     return f"{name} is {value!r}{nearest(value, words)}, expected {expected(hint)}"
+
+
+def _inside(table: dict[str, Any], kind: Any) -> str:
+    """What is wrong with the fields of a table."""
+    hints = get_type_hints(kind)
+    known = [one.name for one in dataclasses.fields(kind)]
+    for key, value in table.items():
+        if key != "name" and key not in known:
+            return f"unknown key {key!r}{nearest(key, known) or ', known are ' + (', '.join(known) or 'none')}"
+        if key != "name":
+            try:
+                convert(value, hints[key])
+            except Mismatch:
+                return complain(key, value, hints[key])
+    return f"{table!r} cannot be used"
 
 
 def expected(hint: Any) -> str:
@@ -81,7 +103,7 @@ def expected(hint: Any) -> str:
         return f"a list of {count}{PLURAL.get(items[0], expected(items[0]))}"
     if dataclasses.is_dataclass(hint):
         names = [one.name for one in dataclasses.fields(hint)]
-        return f"a table {{name = {_spelt(hint)!r}, ...}} with {', '.join(names)}"
+        return f"a table {{name = {_spelt(hint)!r}{', ' + ', '.join(names) if names else ''}}}"
     return SINGULAR.get(hint, str(hint))
 
 
@@ -102,9 +124,9 @@ def tabled(value: Any) -> Any:
 
 
 def _spelt(kind: Any) -> str:
-    """A class's name as tables have it."""
+    """A class's name as tables have it: TopK is top_k."""
     name: str = kind.__name__
-    return name.lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _convert_table(value: Any, hint: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedge.core import Algorithm, S
+from fedge.core import Algorithm, Codec, Combine, S
 from fedge.engine.hardware.budget import peak
 from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
@@ -141,6 +141,8 @@ def _fields(thing: Any) -> dict[str, Any]:
             found[one.name] = _model(value)
         elif dataclasses.is_dataclass(value):
             found[one.name] = _fields(value)
+        elif isinstance(value, Codec | Combine):  # of one's own, which need be no dataclass
+            found[one.name] = {"name": type(value).__name__.lower(), **vars(value)}
         elif callable(value):
             found[one.name] = getattr(value, "__name__", type(value).__name__)
         else:

@@ -14,6 +14,8 @@ from fedge.engine.clients.directory import Jobs
 
 def together(where: Mapping[Any, tuple[Params, int]], wanted: list[Any]) -> tuple[Params, list[int] | None]:
     """Tensors that hold everything wanted, and the position of each in them; several sources are put together."""
+    if missing := [key for key in wanted if key not in where]:
+        raise LookupError(missing[0])
     parts = {id(where[key][0]): where[key][0] for key in wanted}
     if len(parts) == 1:
         return next(iter(parts.values())), [where[key][1] for key in wanted]

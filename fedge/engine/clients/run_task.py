@@ -89,6 +89,10 @@ def finished(task: Task, sent: Payload, carry: Carry, examples: Tensor, key: Ten
             f"it returned {_outline(found)}"
         )
     upload: Upload = found
+    if not upload[1].is_floating_point():
+        raise TypeError(
+            f"finish returned a weight of {upload[1].dtype}: write examples.float(), or a floating tensor of ones"
+        )
     if missing := [part for part in task.remembers if part not in upload[0]]:
         raise ValueError(
             f"the task remembers '{missing[0]}', but finish returned {sorted(upload[0])}: return it as well"

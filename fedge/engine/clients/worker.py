@@ -40,6 +40,11 @@ class Worker:
 
     def _row(self, at: At, names: tuple[str, ...], reuse: tuple[str, ...], row: int, sent: Payload) -> list[Upload]:
         held = self.held.get(row, {}) | sent
+        if missing := [name for name in reuse if name not in held]:
+            raise ClientError(
+                f"task '{names[0]}', client {self.client}: it does not hold '{missing[0]}', which the task "
+                "reuses: it was not asked in the phase before"
+            )
         payload = {name: held[name] for name in (*sent, *reuse)}
         uploads = []
         for position, name in enumerate(names):

@@ -83,7 +83,7 @@ class MessageLink(BaseLink):
         for collector in collectors:
             collector.settle()
         self.void(at, [job for collector in collectors for job in collector.bad])
-        return self._close(collectors)
+        return self._close(collectors, len(clients))
 
     @abstractmethod
     def void(self, at: At, jobs: list[Job]) -> None:
@@ -122,14 +122,14 @@ class MessageLink(BaseLink):
                 what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
                 collector.lose(client, f"the answer cannot be checked: {what}")
 
-    def _close(self, collectors: list[Collector]) -> Replies:
+    def _close(self, collectors: list[Collector], clients: int) -> Replies:
         answers, dropped = [], list[Drop]()
         for collector in collectors:
             reply, bad, row = collector.close()
             self.ledger.add(replace(row, wire_down=collector.wire[0], wire_up=collector.wire[1]))
             answers.append(reply)
             dropped += bad
-        if any(collector.requests for collector in collectors):  # none: nobody holds what was asked for
+        if not clients or any(collector.requests for collector in collectors):  # else nobody holds what was asked for
             good = set[int]().union(*(collector.good for collector in collectors))
             checks.require(len(good), self.min_replies, collectors[0].ask.tasks[0], dropped)
         return answers, dropped
