@@ -46,13 +46,22 @@ AIMS = (
     Aim("Fashion-MNIST, IID: rounds to train 97.5 %", IID, SGD, (27,), (to(F, "train 0.975"),)),
     Aim("Fashion-MNIST, IID: final test, % (150 rounds)", IID, SGD, (92.0,), (ended(F),), 2, False),
     Aim("KWS, IID: rounds to test 90 %, train 95 %", IID, SGD, (15, 11), (to(K, "test 0.9"), to(K, "train 0.95"))),
-    Aim("Fashion-MNIST, two labels: rounds to 85 / 88 %", TWO, OVA, (12, 25), (to(F2, "test 0.85"), to(F2, "test 0.88"))),
+    Aim(
+        "Fashion-MNIST, two labels: rounds to 85 / 88 %", TWO, OVA, (12, 25), (to(F2, "test 0.85"), to(F2, "test 0.88"))
+    ),
     Aim("Fashion-MNIST, two labels: mean of late rounds, %", TWO, OVA, (90.3,), (ended(F2, "final_late"),), 2, False),
     Aim("KWS, two labels: rounds to 85 / 90 %", TWO, OVA, (10, 28), (to(K2, "test 0.85"), to(K2, "test 0.9"))),
     Aim("KWS, two labels: mean of late rounds, %", TWO, OVA, (91.8,), (ended(K2, "final_late"),), 2, False),
     Aim("Fashion-MNIST, IID: MB to test 90 / 91 / train 97.5 %, share", IID, SGD, (0.5,) * 3, F_MB, 2),
     Aim("the same without carried momentum", "Spectral", SGD, (0.5,) * 3, F_MB, 2),
-    Aim("KWS, IID: MB to test 90 / train 95 %, share", IID, SGD, (0.5,) * 2, (share(K, "test 0.9"), share(K, "train 0.95")), 2),
+    Aim(
+        "KWS, IID: MB to test 90 / train 95 %, share",
+        IID,
+        SGD,
+        (0.5,) * 2,
+        (share(K, "test 0.9"), share(K, "train 0.95")),
+        2,
+    ),
 )
 
 

@@ -19,7 +19,15 @@ from fedge import tree
 from fedge.core import Params
 
 RESULT = Path(__file__).parent / "digits" / "curvature.json"
-SETTING = {"clients": 100, "cohort": 20, "rounds": 50, "local_lr": 0.2, "epochs": 5, "batch_size": 10, "seed": 0}
+SETTING: dict[str, Any] = {
+    "clients": 100,
+    "cohort": 20,
+    "rounds": 50,
+    "local_lr": 0.2,
+    "epochs": 5,
+    "batch_size": 10,
+    "seed": 0,
+}
 DAMPINGS = (1.0, 0.3)
 Pair = tuple[float, float]
 
@@ -54,14 +62,14 @@ def watch(clients: str, damping: float, ova: bool = False) -> dict[str, Any]:
     data = fedge.data.load("digits")
     seed, count = SETTING["seed"], SETTING["clients"]
     lists = (
-        fedge.partition.iid(data.train_y, count, seed=seed)  # type: ignore[arg-type]
+        fedge.partition.iid(data.train_y, count, seed=seed)
         if clients == "IID"
-        else fedge.partition.labels_per_client(data.train_y, count, labels=2, seed=seed)  # type: ignore[arg-type]
+        else fedge.partition.labels_per_client(data.train_y, count, labels=2, seed=seed)
     )
-    local: dict[str, Any] = {name: SETTING[name] for name in ("local_lr", "epochs", "batch_size")}
+    local = {name: SETTING[name] for name in ("local_lr", "epochs", "batch_size")}
     watched = Watched(fedge.models.mlp(outputs=2 if ova else 10, seed=seed), damping=damping, **local)
     algorithm: Any = fedge.FedOVA(watched) if ova else watched
-    rounds: Any = {name: SETTING[name] for name in ("rounds", "cohort", "seed")}
+    rounds = {name: SETTING[name] for name in ("rounds", "cohort", "seed")}
     run = fedge.train(algorithm, fedge.Federation(data, lists), **rounds)
     return {
         "method": "FedOVA + Fisher L-BFGS" if ova else "Fisher L-BFGS",

@@ -58,13 +58,15 @@ class Findings:
         best, name = self.cheapest("fmnist-iid", "test 0.9", "bytes")
         carried = self.at("fmnist-iid", IID, "test 0.9", "bytes")
         plain = self.at("fmnist-iid", "Spectral", "test 0.9", "bytes")
+        seeds, wanted = len(self.runs("fmnist-iid")["Spectral"]), len(self.grid.final["seeds"])
+        few = f" ({seeds} of {wanted} seeds so far)" if seeds < wanted else ""
         two = [
             self.at(p, TWO, "test 0.88", "bytes") / self.at(p, "FedOVA", "test 0.88", "bytes")
             for p in ("fmnist-l2", "kws-l2")
         ]
         return (
             f"**Bytes.** To test 90 % on Fashion-MNIST, IID: {carried / 1e6:,.0f} MB, as carried momentum doubles a "
-            f"round's bytes; {plain / 1e6:,.0f} MB without it; {name}, the cheapest first-order method so far, "
+            f"round's bytes; {plain / 1e6:,.0f} MB without it{few}; {name}, the cheapest first-order method so far, "
             f"{best / 1e6:,.0f} MB. The server step adds none: {two[0]:.2f} and {two[1]:.2f} of FedOVA's MB to 88 %."
         )
 
@@ -73,7 +75,7 @@ class Findings:
         took, plain = (self.at("fmnist-iid", name, "test 0.9", "seconds") for name in (IID, "FedAvg-SGD"))
         return (
             f"**Where not.** Final accuracy on Fashion-MNIST, IID, is within the spread of the seeds ({ours} % against "
-            f"{base} %). Spectral local steps save rounds, not seconds ({took:.1f} s against {plain:.1f} s to test 90 % on "
-            "one H200). With two labels per client they did harm (73 to 77 % in a first trial with one seed): there the "
-            "step belongs on the server."
+            f"{base} %). Spectral local steps save rounds, not seconds ({took:.1f} s against {plain:.1f} s to test "
+            "90 % on one H200). With two labels per client they did harm (73 to 77 % in a first trial with one seed): "
+            "there the step belongs on the server."
         )

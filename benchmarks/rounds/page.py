@@ -33,9 +33,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "second-order.md"
 FIGURE = PAGE.parent / "images" / "second-order.png"
 COMMAND = "python -m benchmarks.rounds --page"
 DIGITS_GRID, DIGITS = Path(__file__).parent / "digits.toml", Path(__file__).parent / "digits"
-DIGITS_COMMAND = (
-    "python -m benchmarks.rounds --grid benchmarks/rounds/digits.toml --results benchmarks/rounds/digits"
-)
+DIGITS_COMMAND = "python -m benchmarks.rounds --grid benchmarks/rounds/digits.toml --results benchmarks/rounds/digits"
+LABELS = {"FedAvg": "FedAvg", "FedOVA": "FedOVA", "FedOVA + spectral": "FedOVA + server spectral"}  # of `fedge run`
 TITLES = {
     "fmnist-iid": "Fashion-MNIST, IID",
     "fmnist-l2": "Fashion-MNIST, two labels per client",
@@ -107,7 +106,8 @@ def seconds(found: Findings) -> str:
 
 
 def per_round(lines: list[store.Line]) -> float:
-    return median(line["spent"]["seconds"] / len(line["accuracy"]) for line in lines)
+    found: float = median(line["spent"]["seconds"] / len(line["accuracy"]) for line in lines)
+    return found
 
 
 def curvature(result: dict[str, Any]) -> str:
@@ -156,11 +156,13 @@ def readme_table(found: Findings) -> str:
     """The algorithms of fedge/default.toml with three seeds."""
     runs, goals = found.runs("digits"), ("test 0.85", "test 0.95")
     rows = []
-    for name in ("FedAvg", "FedOVA", "FedOVA + server spectral"):
+    for label, name in LABELS.items():
         lines = runs[name]
         moved = median((line["spent"]["up"] + line["spent"]["down"]) / len(line["accuracy"]) for line in lines)
         ended = percent([line["final"] for line in lines])
-        rows.append((name, ended, *[each(lines, goal) for goal in goals], megabytes(lines, goals[0]), f"{moved / 1e6:.2f}"))
+        rows.append(
+            (label, ended, *[each(lines, goal) for goal in goals], megabytes(lines, goals[0]), f"{moved / 1e6:.2f}")
+        )
     head = ("algorithm", "final test accuracy, %", "rounds to 85 %", "rounds to 95 %", "MB to 85 %", "MB per round")
     return table(head, rows)
 

@@ -55,7 +55,9 @@ def each(lines: list[Line], goal: str) -> str:
 def costs_table(grid: Grid, goals: list[str], runs: Runs) -> str:
     """Medians of MB up and down together, example gradients and seconds."""
     head = ("MB; 10⁶ gradients; seconds", *[f"to {said(goal)}" for goal in goals])
-    return table(head, [(labelled(grid, name, lines), *[cost(lines, g) for g in goals]) for name, lines in runs.items()])
+    return table(
+        head, [(labelled(grid, name, lines), *[cost(lines, g) for g in goals]) for name, lines in runs.items()]
+    )
 
 
 def cost(lines: list[Line], goal: str) -> str:
