@@ -241,13 +241,13 @@ def test_when_all_fail_there_is_no_report(here: Path, monkeypatch: pytest.Monkey
 def test_the_table_fits_into_80_columns() -> None:
     from rich.console import Console
 
-    row = {"label": "FedOVA + Fisher L-BFGS", "failed": None, "rounds": 1000, "final_rounds": 20}
+    row = {"label": "FedOVA + spectral", "failed": None, "rounds": 1000, "final_rounds": 20}
     row |= {"final_accuracy": 1.0, "best_accuracy": 1.0, "up_bytes": 99.9e6, "down_bytes": 99.9e6}
     row |= {"rounds_to_target": 1000, "megabytes_to_target": 199.8, "seconds": 999.9}
     console = Console(width=80, record=True)
     console.print(results.table([row], 0.85))
     *_, last = console.export_text().splitlines()
-    assert last.split("  ")[0] == "FedOVA + Fisher L-BFGS"
+    assert last.split("  ")[0] == "FedOVA + spectral"
     assert last.endswith("999.9")
     assert results.note([row]) == "final: mean of the last 20 rounds"
 

@@ -17,7 +17,7 @@ EXPECTED: dict[str, list[str]] = {  # patterns that the output must hold, in thi
         rf"FedAvg +({PERCENT} +\d+\.\d+)\nFedProx, mu = 0 +\1\n",  # without the spring it is FedAvg
         rf"FedProx +{PERCENT}",
     ],
-    "compare.py": [rf"FedAvg +{PERCENT}", rf"FedOVA +{PERCENT}", rf"FedOVA over L-BFGS +{PERCENT} +\d+\.\d\d"],
+    "compare.py": [rf"FedAvg +{PERCENT}", rf"FedOVA +{PERCENT}", rf"FedOVA \+ spectral +{PERCENT} +\d+\.\d\d"],
     "own_data_and_model.py": [r"classes=3", r"clients=30", rf"round 15: {PERCENT}", r"MB up", r"the model says"],
 }
 

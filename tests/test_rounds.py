@@ -24,7 +24,7 @@ order = {all = ["digits/FedOVA", "digits/Spectral carried"]}
 validation = 0.1
 rounds = [1, 2]
 keep = 1
-seed = 0
+seeds = [0]
 last = 1
 
 [final]
@@ -110,9 +110,9 @@ def test_a_row_is_tuned_run_and_shown(tiny: list[str], tmp_path: Path, capsys: p
     main([*tiny, "--take", str(out)])
     assert lines(tmp_path / "published") == found
     capsys.readouterr()
-    main([*tiny, "--page"])
+    main([*tiny, "--tables"])
     shown = capsys.readouterr().out
-    assert "rounds to test 0.1" in shown
+    assert "rounds to test 10 %" in shown
     assert "Spectral carried" in shown
 
 

@@ -3,7 +3,8 @@
     python -m benchmarks.rounds fmnist-iid/FedAvg-SGD --device cuda --seconds 560 --out DIR
     python -m benchmarks.rounds all --plan
     python -m benchmarks.rounds --take DIR      # append another folder's results to the published ones
-    python -m benchmarks.rounds --page          # the tables, from the published results
+    python -m benchmarks.rounds --tables        # the tables of the stored results
+    python -m benchmarks.rounds --page          # docs/second-order.md, its figure and the README's parts
 
 ROW is `all`, a problem, or problem/method of grid.toml. Finished runs are stored as they end and never repeated.
 """
@@ -15,18 +16,22 @@ import math
 from pathlib import Path
 
 from . import grid, measure, page, store
+from .findings import Findings
 from .work import Bench, plan
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    if options.page:
+        page.write()
+        return
     if options.take:
         print(f"{store.take(options.take, options.results)} new lines")
         return
     known = grid.read(options.grid)
     lines = store.Store(options.out or options.results, options.results)
-    if options.page:
-        print(page.text(known, lines))
+    if options.tables:
+        print(page.text(Findings(known, lines)))
         return
     bench = Bench(known, lines, options.device, measure.now() + options.seconds)
     rows = known.rows(options.row)
@@ -61,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--plan", action="store_true", help="what is left to do, and about how long it takes")
     found.add_argument("--try", dest="attempt", action="store_true", help="a few rounds of each row, not stored")
     found.add_argument("--take", type=Path, metavar="DIR", help="append the new lines of a folder to the results")
-    found.add_argument("--page", action="store_true", help="print the tables of the stored results")
+    found.add_argument("--tables", action="store_true", help="print the tables of the stored results")
+    found.add_argument("--page", action="store_true", help="write docs/second-order.md from the published results")
     return found
 
 

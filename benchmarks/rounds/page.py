@@ -1,145 +1,175 @@
-"""The tables of a page, from the lines that are stored."""
+"""docs/second-order.md and two parts of README.md: marked blocks, written from the stored results and nowhere else."""
 
 from __future__ import annotations
 
-from statistics import mean, median, stdev
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 from typing import Any
 
-from .grid import Grid, Problem, Setting
-from .store import Line, Store
-from .work import rank
+from benchmarks.readme import README, replaced
+
+from . import grid, store
+from .aims import aims
+from .curvature import RESULT as CURVATURE
+from .findings import Findings
+from .tables import (
+    chosen_table,
+    costs_table,
+    each,
+    goals_of,
+    labelled,
+    megabytes,
+    paired_table,
+    percent,
+    rounds_table,
+    runs_of,
+    table,
+    tuning_table,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "second-order.md"
+FIGURE = PAGE.parent / "images" / "second-order.png"
+COMMAND = "python -m benchmarks.rounds --page"
+DIGITS_GRID, DIGITS = Path(__file__).parent / "digits.toml", Path(__file__).parent / "digits"
+DIGITS_COMMAND = "python -m benchmarks.rounds --grid benchmarks/rounds/digits.toml --results benchmarks/rounds/digits"
+LABELS = {"FedAvg": "FedAvg", "FedOVA": "FedOVA", "FedOVA + spectral": "FedOVA + server spectral"}  # of `fedge run`
+TITLES = {
+    "fmnist-iid": "Fashion-MNIST, IID",
+    "fmnist-l2": "Fashion-MNIST, two labels per client",
+    "kws-iid": "KWS, IID",
+    "kws-l2": "KWS, two labels per client",
+    "digits": "Digits, two labels per client",
+}
 
 
-def text(grid: Grid, store: Store) -> str:
-    return "\n\n".join(section(grid, problem, store) for problem in grid.problems.values())
+def published() -> Findings:
+    return Findings(grid.read(), store.Store(store.RESULTS))
 
 
-def section(grid: Grid, problem: Problem, store: Store) -> str:
-    runs = {name: sorted(store.of("run", problem.name, name), key=lambda line: line["seed"]) for name in grid.methods}
-    runs = {name: found for name, found in runs.items() if found}
-    if not runs:
-        return f"## {problem.name}\n\nNo results yet."
-    goals = [f"test {goal:g}" for goal in problem.test] + [f"train {goal:g}" for goal in problem.train]
+def digits() -> Findings:
+    return Findings(grid.read(DIGITS_GRID), store.Store(DIGITS, DIGITS))
+
+
+def text(found: Findings) -> str:
+    """The tables of every problem that has runs."""
+    shown = [section(found, problem) for problem in found.grid.problems.values() if found.runs(problem.name)]
+    return "\n\n".join([*shown, not_run(found)])
+
+
+def section(found: Findings, problem: grid.Problem, command: str = "") -> str:
+    known, runs, goals = found.grid, runs_of(found.grid, problem, found.store), goals_of(problem)
     parts = [
-        f"## {problem.name}",
-        rounds_table(goals, runs),
-        costs_table(goals, runs),
-        paired(grid, problem, goals, runs),
-        tuning_table(grid, problem, store),
+        f"### {TITLES.get(problem.name, problem.name)}",
+        f"`{command or f'python -m benchmarks.rounds {problem.name}'}`; {problem.rounds} rounds.",
+        rounds_table(known, goals, runs),
+        costs_table(known, goals, runs),
+        paired_table(known, problem, goals, runs),
+        chosen_table(known, problem, found.store, runs),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def rounds_table(goals: list[str], runs: dict[str, list[Line]]) -> str:
-    head = (
-        "method",
-        *[f"rounds to {goal}" for goal in goals],
-        "final, %",
-        "mean of late rounds, %",
-        "dropped",
-        "seeds",
+def not_run(found: Findings) -> str:
+    """One line: the rows that have no run yet, or too few."""
+    left: dict[str, list[str]] = {}
+    for row in found.grid.rows("all"):
+        lines = found.runs(row.problem.name).get(row.method.name, [])
+        if len(lines) < len(found.grid.final["seeds"]):
+            name = labelled(found.grid, row.method.name, lines) if lines else row.method.name
+            left.setdefault(TITLES.get(row.problem.name, row.problem.name), []).append(name)
+    told = "; ".join(f"*{title}*: {', '.join(names)}" for title, names in left.items())
+    return f"Not run yet: {told}." if left else "Every row of the grid was run."
+
+
+def tried(found: Findings) -> str:
+    problems = [problem for problem in found.grid.problems.values() if found.runs(problem.name)]
+    return "\n\n".join(
+        f"### Tried: {TITLES.get(problem.name, problem.name)}\n\n"
+        + tuning_table(found.grid, problem, found.store, found.runs(problem.name))
+        for problem in problems
     )
+
+
+def seconds(found: Findings) -> str:
+    """Seconds per round, and as a multiple of the baseline's."""
     rows = []
-    for name, lines in runs.items():
-        state = f"{len(lines)}" + (f", {diverged} diverged" if (diverged := count_diverged(lines)) else "")
-        counts = [reached([rounds_to(line, goal) for line in lines]) for goal in goals]
-        finals = [percent([line[which] for line in lines]) for which in ("final", "final_late")]
-        rows.append((name, *counts, *finals, str(sum(line["dropped"] for line in lines)), state))
+    for problem in found.grid.problems.values():
+        runs = found.runs(problem.name)
+        base = next((name for name in ("FedAvg-SGD", "FedOVA") if name in runs), None)
+        for name, lines in runs.items():
+            own = per_round(lines)
+            times = f"{own / per_round(runs[base]):.1f}" if base else ""
+            rows.append((TITLES.get(problem.name, problem.name), name, f"{own:.3f}", times))
+    return table(("problem", "method", "seconds per round", "times the baseline's"), rows)
+
+
+def per_round(lines: list[store.Line]) -> float:
+    found: float = median(line["spent"]["seconds"] / len(line["accuracy"]) for line in lines)
+    return found
+
+
+def curvature(result: dict[str, Any]) -> str:
+    rows = [
+        (run["method"], run["clients"], f"{run['damping']:g}", *[span(run[name]) for name in MEASURED])
+        for run in result["runs"]
+    ]
+    head = ("method", "clients", "damping", "cos(s, y)", "\\|y\\| / \\|s\\|", "cos(step, -g)", "\\|step\\| / \\|g\\|")
     return table(head, rows)
 
 
-def costs_table(goals: list[str], runs: dict[str, list[Line]]) -> str:
-    """Medians of MB up and down, example gradients and seconds."""
-    head = ("method: MB up / down, 10^6 gradients, seconds", *goals)
-    rows = [(name, *[cost(lines, goal) for goal in goals]) for name, lines in runs.items()]
+MEASURED = ("cos_sy", "length_sy", "cos_step", "length_step")
+
+
+def span(values: list[float]) -> str:
+    low, middle, high = values
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def blocks() -> dict[str, Callable[[], str]]:
+    return {
+        "answer": lambda: published().answer(),
+        "problems": lambda: text(published()),
+        "aims": lambda: aims(published()),
+        "seconds": lambda: seconds(published()),
+        "digits": lambda: section(digits(), digits().grid.problems["digits"], DIGITS_COMMAND),
+        "curvature": lambda: curvature(json.loads(CURVATURE.read_text())),
+        "tried": lambda: tried(published()) + "\n\n" + tried(digits()),
+    }
+
+
+def filled(page: str) -> str:
+    for name, body in blocks().items():
+        page = replaced(page, name, body() + "\n", COMMAND, PAGE.name)
+    return page
+
+
+def readme() -> str:
+    page = README.read_text("utf-8")
+    for name, body in (("second-order", published().answer()), ("digits", readme_table(digits()))):
+        page = replaced(page, name, body + "\n", COMMAND, README.name)
+    return page
+
+
+def readme_table(found: Findings) -> str:
+    """The algorithms of fedge/default.toml with three seeds."""
+    runs, goals = found.runs("digits"), ("test 0.85", "test 0.95")
+    rows = []
+    for label, name in LABELS.items():
+        lines = runs[name]
+        moved = median((line["spent"]["up"] + line["spent"]["down"]) / len(line["accuracy"]) for line in lines)
+        ended = percent([line["final"] for line in lines])
+        rows.append(
+            (label, ended, *[each(lines, goal) for goal in goals], megabytes(lines, goals[0]), f"{moved / 1e6:.2f}")
+        )
+    head = ("algorithm", "final test accuracy, %", "rounds to 85 %", "rounds to 95 %", "MB to 85 %", "MB per round")
     return table(head, rows)
 
 
-def cost(lines: list[Line], goal: str) -> str:
-    there = [line["to"][goal] for line in lines]
-    if None in there:
-        return "-"
-    up, down, gradients, seconds = (median(one[n] for one in there) for n in ("up", "down", "gradients", "seconds"))
-    return f"{up / 1e6:.0f} / {down / 1e6:.0f}, {gradients / 1e6:.1f}, {seconds:.0f}"
+def write() -> None:
+    from .figure import draw
 
-
-def paired(grid: Grid, problem: Problem, goals: list[str], runs: dict[str, list[Line]]) -> str:
-    """Differences in rounds to the method that a method is built on, seed by seed: mean and standard deviation."""
-    rows = []
-    for name, lines in runs.items():
-        base = baseline(grid, problem, name, runs)
-        if base is None:
-            continue
-        cells = [difference(lines, runs[base], goal) for goal in goals]
-        rows.append((name, base, *cells))
-    return table(("method", "against", *[f"rounds to {goal}, difference" for goal in goals]), rows) if rows else ""
-
-
-def baseline(grid: Grid, problem: Problem, name: str, runs: dict[str, list[Line]]) -> str | None:
-    wanted = "FedAvg" if problem.labels is not None else "FedAvg-SGD"
-    if grid.methods[name].around == "fedova":
-        wanted = "FedOVA"
-    return wanted if wanted in runs and wanted != name else None
-
-
-def difference(lines: list[Line], others: list[Line], goal: str) -> str:
-    pairs = [(a, b) for a in lines for b in others if a["seed"] == b["seed"]]
-    gaps = [(rounds_to(a, goal), rounds_to(b, goal)) for a, b in pairs]
-    known = [a - b for a, b in gaps if a is not None and b is not None]
-    if not known or len(known) < len(gaps):
-        return "-"
-    return f"{mean(known):+.1f}" + (f" ± {stdev(known):.1f}" if len(known) > 1 else "")
-
-
-def tuning_table(grid: Grid, problem: Problem, store: Store) -> str:
-    """Every setting that was tried, best first: rounds to the held-out target and held-out accuracy at the end."""
-    rows = []
-    for name in grid.methods:
-        trials = store.of("trial", problem.name, name)
-        last = {str(line["setting"]): line for line in sorted(trials, key=lambda line: line["rounds"])}
-        if last:
-            ranked = sorted(last.values(), key=lambda line: (-line["rounds"], rank(grid, line)))
-            rows.append((name, "; ".join(tried(grid, line) for line in ranked)))
-    head = ("method", f"settings: rounds to held-out {problem.held_out:g}, held-out accuracy after so many rounds")
-    return table(head, rows) if rows else ""
-
-
-def tried(grid: Grid, line: Line) -> str:
-    diverged, at, accuracy = rank(grid, line)
-    end = "diverged" if diverged else f"{-100 * accuracy:.1f} % after {line['rounds']}"
-    return f"{setting(line['setting'])}: {'-' if at == float('inf') else at}, {end}"
-
-
-def setting(values: Setting) -> str:
-    return " ".join(f"{name} {value:g}" for name, value in values.items())
-
-
-def count_diverged(lines: list[Line]) -> int:
-    return sum(line["diverged"] for line in lines)
-
-
-def rounds_to(line: Line, goal: str) -> int | None:
-    there = line["to"][goal]
-    return None if there is None else there["rounds"]
-
-
-def reached(values: list[int | None]) -> str:
-    """The median and the extremes; a seed that never got there counts as the worst."""
-    known = sorted(float("inf") if value is None else value for value in values)
-    middle = median(known)
-    if middle == float("inf"):
-        return "-"
-    ends = [f"{value:g}" if value < float("inf") else "-" for value in (known[0], known[-1])]
-    return f"{middle:g}" + (f" ({ends[0]} to {ends[1]})" if known[0] != known[-1] else "")
-
-
-def percent(values: list[float | None]) -> str:
-    known = [100 * value for value in values if value is not None]
-    if not known:
-        return "-"
-    return f"{mean(known):.2f}" + (f" ± {stdev(known):.2f}" if len(known) > 1 else "")
-
-
-def table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    draw(published(), FIGURE)
+    PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8")
+    README.write_text(readme(), "utf-8")

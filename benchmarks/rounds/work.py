@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 
 from . import measure
 from .grid import Grid, Row, Setting
@@ -48,19 +48,21 @@ class Bench:
         """Successive halving over the settings; the chosen one."""
         first, second = self.grid.tuning["rounds"]
         going: dict[str, Going] = {}
-        trials = [self.trial(row, setting, first, going) for setting in row.method.settings]
-        kept = sorted(trials, key=lambda line: rank(self.grid, line))[: self.grid.tuning["keep"]]
-        again = [self.trial(row, line["setting"], second, going) for line in kept]
-        chosen: Setting = min(again, key=lambda line: rank(self.grid, line))["setting"]
+        trials = [self.trials(row, setting, first, going) for setting in row.method.settings]
+        kept = sorted(trials, key=lambda lines: rank(self.grid, lines))[: self.grid.tuning["keep"]]
+        again = [self.trials(row, lines[0]["setting"], second, going) for lines in kept]
+        chosen: Setting = min(again, key=lambda lines: rank(self.grid, lines))[0]["setting"]
         return chosen
 
-    def trial(self, row: Row, setting: Setting, rounds: int, going: dict[str, Going]) -> Line:
+    def trials(self, row: Row, setting: Setting, rounds: int, going: dict[str, Going]) -> list[Line]:
+        return [self.trial(row, setting, rounds, seed, going) for seed in self.grid.tuning["seeds"]]
+
+    def trial(self, row: Row, setting: Setting, rounds: int, seed: int, going: dict[str, Going]) -> Line:
         """A setting on held-out data, from where its earlier stage ended if that is still there."""
-        seed = self.grid.tuning["seed"]
         line = self.line("trial", row, setting, rounds, seed)
         if (known := self.store.get(*key(line))) is not None:
             return known
-        name = str(setting)
+        name = f"{setting}, seed {seed}"
         begun = going.get(name)
         self.in_time(row, rounds - (len(begun.records) if begun else 0))
         began = measure.now()
@@ -122,11 +124,16 @@ class Bench:
         return roughly(self.grid, row, rounds)
 
 
-def rank(grid: Grid, line: Line) -> tuple[bool, float, float]:
-    """Trials in order: fewest rounds to the held-out target first, then the highest accuracy at the end."""
-    target, last = grid.problems[line["problem"]].held_out, line["accuracy"][-grid.tuning["last"] :]
-    at = next((i + 1 for i, value in enumerate(line["accuracy"]) if value >= target), float("inf"))
-    return line["diverged"], at, -(mean(last) if last else 0.0)
+def rank(grid: Grid, lines: list[Line]) -> tuple[bool, float, float]:
+    """Settings in order: fewest rounds to the held-out target first (median of the seeds), then the highest end."""
+    target = grid.problems[lines[0]["problem"]].held_out
+    at = median(first_at(line["accuracy"], target) for line in lines)
+    ends = [mean(line["accuracy"][-grid.tuning["last"] :] or [0.0]) for line in lines]
+    return any(line["diverged"] for line in lines), at, -mean(ends)
+
+
+def first_at(curve: list[float], target: float) -> float:
+    return next((i + 1 for i, value in enumerate(curve) if value >= target), float("inf"))
 
 
 def roughly(grid: Grid, row: Row, rounds: int) -> float:
@@ -145,9 +152,9 @@ def plan(bench: Bench, rows: list[Row]) -> list[tuple[str, int, float]]:
         problem, method = row.problem.name, row.method.name
         trials = bench.store.of("trial", problem, method)
         done = {rounds: sum(line["rounds"] == rounds for line in trials) for rounds in (first, second)}
-        work = [(first, len(row.method.settings) - done[first])]
-        work += [(second - first, bench.grid.tuning["keep"] - done[second])]
-        seeds = len(bench.grid.final["seeds"])
+        tuned, seeds = len(bench.grid.tuning["seeds"]), len(bench.grid.final["seeds"])
+        work = [(first, tuned * len(row.method.settings) - done[first])]
+        work += [(second - first, tuned * bench.grid.tuning["keep"] - done[second])]
         work += [(row.problem.rounds, seeds - len(bench.store.of("run", problem, method)))]
         missing = sum(max(0, runs) for _, runs in work)
         compiling = bench.grid.cost["method"] if not trials else 0.0

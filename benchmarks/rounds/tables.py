@@ -1,0 +1,187 @@
+"""Tables of one problem, from the lines that are stored."""
+
+from __future__ import annotations
+
+from statistics import mean, median, stdev
+from typing import Any
+
+from .grid import Grid, Method, Problem, Setting
+from .store import Line, Store
+from .work import rank
+
+NEVER = float("inf")
+Runs = dict[str, list[Line]]  # by method, the runs of all seeds
+
+
+def runs_of(grid: Grid, problem: Problem, store: Store) -> Runs:
+    """The methods that were run on a problem, in the order of the grid file."""
+    found = {name: sorted(store.of("run", problem.name, name), key=lambda line: line["seed"]) for name in grid.methods}
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def goals_of(problem: Problem) -> list[str]:
+    return [f"test {goal:g}" for goal in problem.test] + [f"train {goal:g}" for goal in problem.train]
+
+
+def said(goal: str) -> str:
+    """test 0.9 as test 90 %."""
+    which, value = goal.split()
+    return f"{which} {100 * float(value):g} %"
+
+
+def rounds_table(grid: Grid, goals: list[str], runs: Runs) -> str:
+    """Rounds to each target: the median, and every seed; then how it ended."""
+    head = ("method", *[f"rounds to {said(goal)}" for goal in goals])
+    head += ("final, %", "mean of late rounds, %", "dropped", "diverged")
+    rows = []
+    for name, lines in runs.items():
+        counts = [each(lines, goal) for goal in goals]
+        finals = [percent([line[which] for line in lines]) for which in ("final", "final_late")]
+        fell = sum(line["diverged"] for line in lines)
+        rows.append((labelled(grid, name, lines), *counts, *finals, str(sum(line["dropped"] for line in lines)), fell))
+    return table(head, rows)
+
+
+def labelled(grid: Grid, name: str, lines: list[Line]) -> str:
+    missing = len(lines) < len(grid.final["seeds"])
+    return f"{name} ({len(lines)} of {len(grid.final['seeds'])} seeds)" if missing else name
+
+
+def each(lines: list[Line], goal: str) -> str:
+    seeds = ", ".join(number(spent(line, goal, "rounds")) for line in lines)
+    return f"**{number(middle(lines, goal, 'rounds'))}** ({seeds})"
+
+
+def costs_table(grid: Grid, goals: list[str], runs: Runs) -> str:
+    """Medians of MB up and down together, example gradients and seconds."""
+    head = ("MB; 10⁶ gradients; seconds", *[f"to {said(goal)}" for goal in goals])
+    return table(
+        head, [(labelled(grid, name, lines), *[cost(lines, g) for g in goals]) for name, lines in runs.items()]
+    )
+
+
+def cost(lines: list[Line], goal: str) -> str:
+    if middle(lines, goal, "rounds") == NEVER:
+        return "-"
+    gradients, seconds = (middle(lines, goal, name) for name in ("gradients", "seconds"))
+    return f"{megabytes(lines, goal)}; {gradients / 1e6:.2f}; {seconds:.1f}"
+
+
+def megabytes(lines: list[Line], goal: str) -> str:
+    moved = middle(lines, goal, "bytes")
+    return "-" if moved == NEVER else f"{moved / 1e6:,.0f}" if moved > 1e8 else f"{moved / 1e6:.1f}"
+
+
+def spent(line: Line, goal: str, what: str) -> float:
+    """What a run had spent when it first was at the goal; infinite if it never was."""
+    there = line["to"][goal]
+    if there is None:
+        return NEVER
+    found: float = there["up"] + there["down"] if what == "bytes" else there[what]
+    return found
+
+
+def middle(lines: list[Line], goal: str, what: str) -> float:
+    """The median of the seeds; one that never got there counts as the worst."""
+    return median(spent(line, goal, what) for line in lines)
+
+
+def paired_table(grid: Grid, problem: Problem, goals: list[str], runs: Runs) -> str:
+    """Differences to the method that a method is built on, seed by seed: mean and standard deviation."""
+    rows = []
+    for name, lines in runs.items():
+        base = baseline(grid, problem, name, runs)
+        if base is not None:
+            cells = [difference(lines, runs[base], goal) for goal in goals]
+            rows.append((labelled(grid, name, lines), base, *cells, points(lines, runs[base])))
+    head = ("difference, seed by seed", "against", *[f"rounds to {said(goal)}" for goal in goals], "final, points")
+    return table(head, rows) if rows else ""
+
+
+def baseline(grid: Grid, problem: Problem, name: str, runs: Runs) -> str | None:
+    wanted = "FedAvg" if problem.labels is not None else "FedAvg-SGD"
+    if grid.methods[name].around == "fedova":
+        wanted = "FedOVA"
+    return wanted if wanted in runs and wanted != name else None
+
+
+def pairs_of(lines: list[Line], others: list[Line]) -> list[tuple[Line, Line]]:
+    return [(a, b) for a in lines for b in others if a["seed"] == b["seed"]]
+
+
+def difference(lines: list[Line], others: list[Line], goal: str) -> str:
+    gaps = [(spent(a, goal, "rounds"), spent(b, goal, "rounds")) for a, b in pairs_of(lines, others)]
+    known = [a - b for a, b in gaps if NEVER not in (a, b)]
+    few = f" ({len(known)} of {len(gaps)} pairs)" if len(known) < len(gaps) else ""
+    return spread(known, 1) + few if known else "-"
+
+
+def points(lines: list[Line], others: list[Line]) -> str:
+    return spread([100 * (a["final"] - b["final"]) for a, b in pairs_of(lines, others)], 2)
+
+
+def spread(values: list[float], places: int) -> str:
+    return f"{mean(values):+.{places}f}" + (f" ± {stdev(values):.{places}f}" if len(values) > 1 else "")
+
+
+def chosen_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
+    """The winner of the tuning and its runner-up."""
+    rows = []
+    for name in runs:
+        first, second = ranked(grid, problem, store, name)[:2]
+        found = setting(first[0]["setting"], grid.methods[name])
+        rows.append((name, found, held_out(grid, first), setting(second[0]["setting"]), held_out(grid, second)))
+    goal = f"rounds to {100 * problem.held_out:g} %, end, %"
+    return table(("method", "chosen", f"held out: {goal}", "runner-up", f"held out: {goal}"), rows)
+
+
+def tuning_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
+    """Every setting that was tried, best first."""
+    rows = []
+    for name in runs:
+        for lines in ranked(grid, problem, store, name):
+            rows.append((name, setting(lines[0]["setting"]), lines[0]["rounds"], *held_out(grid, lines).split(", ")))
+    head = ("method", "setting", "trained for, rounds", f"rounds to held-out {100 * problem.held_out:g} %")
+    return table((*head, "held-out accuracy at the end, %"), rows)
+
+
+def ranked(grid: Grid, problem: Problem, store: Store, name: str) -> list[list[Line]]:
+    """The trials of every setting in its last stage (one line per seed), best first."""
+    last: dict[str, list[Line]] = {}
+    for line in sorted(store.of("trial", problem.name, name), key=lambda line: (line["rounds"], line["seed"])):
+        same = last.setdefault(str(line["setting"]), [])
+        if same and same[0]["rounds"] < line["rounds"]:
+            same.clear()
+        same.append(line)
+    return sorted(last.values(), key=lambda lines: (-lines[0]["rounds"], rank(grid, lines)))
+
+
+def held_out(grid: Grid, lines: list[Line]) -> str:
+    diverged, at, accuracy = rank(grid, lines)
+    return f"{number(at)}, {'diverged' if diverged else f'{-100 * accuracy:.1f}'}"
+
+
+def setting(values: Setting, method: Method | None = None) -> str:
+    """Names and values; with the method, a star where a value is the smallest or largest that was tried."""
+    return ", ".join(f"{name} {value:g}{edge(name, value, method)}" for name, value in values.items())
+
+
+def edge(name: str, value: float, method: Method | None) -> str:
+    tried = {one[name] for one in method.settings if name in one} if method else set()
+    return "\\*" if len(tried) > 1 and value in (min(tried), max(tried)) else ""
+
+
+def number(value: float) -> str:
+    return "-" if value == NEVER else f"{value:g}"
+
+
+def percent(values: list[float | None]) -> str:
+    known = [100 * value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{mean(known):.2f}" + (f" ± {stdev(known):.2f}" if len(known) > 1 else "")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

@@ -1,0 +1,126 @@
+"""docs/second-order.md and the README say what is stored, and `fedge run` uses the settings that were chosen."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pytest
+
+from benchmarks.readme import README
+from benchmarks.rounds import aims, grid, page, store, tables
+from benchmarks.rounds.findings import Findings
+
+ROOT = Path(__file__).parent.parent
+Line = dict[str, Any]
+
+
+def test_pages_are_what_the_results_make() -> None:
+    text = page.PAGE.read_text("utf-8")
+    assert page.filled(text) == text, f"run {page.COMMAND}"
+    assert page.readme() == README.read_text("utf-8"), f"run {page.COMMAND}"
+    assert page.FIGURE.is_file()
+
+
+def raw(problem: str) -> list[Line]:
+    """The runs of a problem as they are stored, read without the benchmark's own code."""
+    folder = page.DIGITS if problem == "digits" else store.RESULTS
+    lines = [json.loads(text) for text in (folder / f"{problem}.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "run"]
+
+
+def shown(problem: str) -> list[list[list[str]]]:
+    """The cells of the tables under a problem's heading: a list of tables, each a list of rows."""
+    text = page.PAGE.read_text("utf-8").split(f"\n### {page.TITLES[problem]}\n")[1]
+    text = re.split(r"\n##|\nNot run yet", text)[0]
+    found = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    return [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in one] for one in found]
+
+
+def rounds_in(line: Line, goal: str) -> int | None:
+    which, value, _ = goal.split()
+    curve = line["accuracy" if which == "test" else "train_accuracy"]
+    return next((at for at, one in enumerate(curve, 1) if one >= float(value) / 100), None)
+
+
+@pytest.mark.parametrize("problem", page.TITLES)
+def test_rounds_bytes_and_accuracies_of_the_tables_come_from_the_curves(problem: str) -> None:
+    runs = raw(problem)
+    rounds, costs, *_ = shown(problem)
+    last = 5 if problem == "digits" else 10
+    goals = [head.removeprefix("rounds to ") for head in rounds[0] if head.startswith("rounds to ")]
+    assert len(rounds) - 2 == len({line["method"] for line in runs})
+    for row, money in zip(rounds[2:], costs[2:], strict=True):
+        lines = [line for line in runs if line["method"] == row[0].split(" (")[0]]
+        for place, goal in enumerate(goals, 1):
+            found = [rounds_in(line, goal) for line in lines]
+            middle = median(float("inf") if one is None else one for one in found)
+            seeds = ", ".join("-" if one is None else str(one) for one in found)
+            assert row[place] == f"**{'-' if middle == float('inf') else f'{middle:g}'}** ({seeds})"
+            if middle == float("inf"):
+                assert money[place] == "-"
+                continue
+            whole = median((line["spent"]["up"] + line["spent"]["down"]) / len(line["accuracy"]) for line in lines)
+            said = float(money[place].split(";")[0].replace(",", ""))
+            assert said == pytest.approx(middle * whole / 1e6, rel=0.03)
+        final = mean(100 * mean(line["accuracy"][-last:]) for line in lines)
+        assert float(row[len(goals) + 1].split()[0]) == pytest.approx(final, abs=0.006)
+        late = mean(100 * line["final_late"] for line in lines)
+        assert float(row[len(goals) + 2].split()[0]) == pytest.approx(late, abs=0.006)
+        assert row[-2:] == [str(sum(line[name] for line in lines)) for name in ("dropped", "diverged")]
+
+
+def test_the_default_experiment_has_the_settings_that_were_chosen() -> None:
+    """And the model, clients and rounds of the problem they were chosen on."""
+    default = tomllib.loads((ROOT / "fedge" / "default.toml").read_text())
+    known, runs = page.digits().grid, page.digits().runs("digits")
+    problem = known.problems["digits"]
+    assert default["partition"]["labels"] == problem.labels
+    assert (default["train"]["rounds"], default["train"]["cohort"]) == (problem.rounds, problem.cohort)
+    assert [table["label"] for table in default["algorithm"]] == list(page.LABELS)
+    for table in default["algorithm"]:
+        method = known.methods[page.LABELS[table["label"]]]
+        inner = table["inner"] if method.around else table
+        chosen = runs[method.name][0]["setting"]
+        have = {name: value for name, value in inner.items() if name not in ("name", "label")}
+        assert have == {**known.common, **method.fixed, **chosen}
+
+
+def test_every_choice_was_made_by_the_held_out_trials() -> None:
+    for found in (page.published(), page.digits()):
+        for problem in found.grid.problems.values():
+            for name, lines in found.runs(problem.name).items():
+                best = tables.ranked(found.grid, problem, found.store, name)[0]
+                assert all(line["setting"] == best[0]["setting"] for line in lines), (problem.name, name)
+
+
+def test_values_at_the_edge_of_the_grid_have_a_star() -> None:
+    method = grid.Method("m", "fedavg", [{"lr": 0.1}, {"lr": 0.2, "lr_decay": 0.9}, {"lr": 0.3, "lr_decay": 0.9}])
+    assert tables.setting({"lr": 0.2, "lr_decay": 0.9}, method) == "lr 0.2, lr_decay 0.9"
+    assert tables.setting({"lr": 0.3}, method) == "lr 0.3\\*"
+    assert tables.setting({"lr": 0.3}) == "lr 0.3"
+
+
+def line(seed: int, rounds: int | None, final: float = 0.5) -> Line:
+    there = None if rounds is None else {"rounds": rounds, "up": 10**6, "down": 10**6, "gradients": 1, "seconds": 1.0}
+    return {"seed": seed, "to": {"test 0.9": there}, "final": final}
+
+
+def test_a_seed_that_never_gets_there_counts_as_the_worst() -> None:
+    some, other = [line(0, 4), line(1, None), line(2, 6)], [line(0, 10), line(1, 11), line(2, 13)]
+    assert tables.each(some, "test 0.9") == "**6** (4, -, 6)"
+    assert tables.difference(some, other, "test 0.9") == "-6.5 ± 0.7 (2 of 3 pairs)"
+    assert tables.each([line(0, 4), line(1, None)], "test 0.9") == "**-** (4, -)"
+    assert tables.cost([line(0, None)], "test 0.9") == "-"
+    assert aims.met(8, 8, low=True) == "met"
+    assert aims.met(91.9, 92, low=False) == "missed"
+
+
+def test_rows_without_runs_are_one_line(tmp_path: Path) -> None:
+    told = page.text(Findings(grid.read(), store.Store(tmp_path, tmp_path)))
+    assert told.startswith("Not run yet: ")
+    assert told.count("\n") == 0
