@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -200,8 +200,8 @@ EACH_PATH = {
 }  # fmt: skip
 
 
-def cases(short: Collection[str], leave: str = "-") -> list[Any]:
-    """All names of `algorithms` that do not contain `leave`; those outside `short` need the option --all-cases."""
-    long = pytest.mark.all_cases
-    names = [name for name in sorted(algorithms()) if leave not in name]
+def cases(short: Collection[str], every: Iterable[str] | None = None) -> list[Any]:
+    """Every name, by default of `algorithms`, to parametrise by; those outside `short` need the option --all-cases."""
+    long, names = pytest.mark.all_cases, sorted(algorithms()) if every is None else list(every)
+    assert set(short) <= set(names), f"no such case: {set(short) - set(names)}"
     return [pytest.param(name, marks=() if name in short else long) for name in names]

@@ -139,7 +139,7 @@ def _fields(thing: Any) -> dict[str, Any]:
         value = getattr(thing, one.name)
         if isinstance(value, nn.Module):
             found[one.name] = _model(value)
-        elif dataclasses.is_dataclass(value) or type(value).__repr__ is object.__repr__:  # which says where it lies
+        elif dataclasses.is_dataclass(value) or repr(value) == object.__repr__(value):  # an address
             found[one.name] = _fields(value)
         elif callable(value):
             found[one.name] = getattr(value, "__name__", type(value).__name__)

@@ -400,7 +400,7 @@ def test_a_node_that_was_started_anew_in_a_round_says_so_and_takes_part_in_the_n
     run = fedge.train(ALGORITHM, FEDERATION, rounds=2, seed=0, link=link)
     (dropped,) = run.history[0]["dropped"]
     assert (dropped["client"], dropped["task"]) == (4, "solve")
-    assert dropped["reason"] == "this node does not hold 'params' of round 1 any more: it was started anew"
+    assert dropped["reason"] == "this node does not hold 'params' of round 1 any more: it was restarted"
     assert run.history[1]["dropped"] == []
 
 

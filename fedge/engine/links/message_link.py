@@ -29,7 +29,7 @@ WEIGHTS = (torch.float32, torch.float64)  # torch cannot compute with every othe
 
 
 class Unreadable(ValueError):
-    """Bytes that are no answer; says why."""
+    """Bytes that cannot be read as an answer; says why."""
 
 
 class Mail(NamedTuple):
@@ -75,14 +75,14 @@ class MessageLink(BaseLink):
             for client, request in collector.requests.items():
                 requests.setdefault(client, {})[position] = wire.encode(request)
         mail = self.exchange(at, asks, requests)
-        for client in requests:  # in the order asked, whoever was first to answer: sums must not depend on it
+        for client in requests:  # in the order asked, not in that of arrival: sums must not depend on it
             self._take(client, requests[client], mail[client], collectors)
         self.void(at, [job for collector in collectors for job in collector.bad])
         return self._close(collectors)
 
     @abstractmethod
     def void(self, at: At, jobs: list[Job]) -> None:
-        """The uploads of these jobs do not count: their clients shall forget what they wrote down for them."""
+        """The uploads of these jobs do not count: their clients are to forget what they remembered with them."""
 
     @abstractmethod
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
@@ -123,7 +123,7 @@ class MessageLink(BaseLink):
             self.ledger.add(replace(row, wire_down=collector.wire[0], wire_up=collector.wire[1]))
             answers.append(reply)
             dropped += bad
-        if any(collector.requests for collector in collectors):  # none: nobody holds what was asked for
+        if any(collector.requests for collector in collectors):  # none: no client holds what was asked for
             good, task = sum(collector.good for collector in collectors), collectors[0].ask.tasks[0]
             checks.require(good, self.min_replies, task, dropped)
         return answers, dropped
@@ -134,7 +134,7 @@ def _size(parts: Parts) -> int:
 
 
 def parse(blob: bytes) -> Answer:
-    """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or Unreadable."""
+    """An answer from untrusted bytes: whatever they are, the outcome is an answer or Unreadable."""
     try:
         answer = wire.decode(blob)
     except Exception as error:

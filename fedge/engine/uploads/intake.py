@@ -34,7 +34,7 @@ def add(total: Total, uploads: list[Upload], positions: Tensor, clients: Tensor)
 def add_good(
     total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], max_weight: float
 ) -> tuple[list[Drop], list[Job]]:
-    """Take in the uploads of these jobs, without those that fail a check; returns who failed, mostly nobody."""
+    """Take in the uploads of these jobs, without those that fail a check; returns those that failed, usually none."""
     if isinstance(total, Sums):
         payloads, weights = [payload for payload, _ in uploads.values()], [weight for _, weight in uploads.values()]
         part = total.part(payloads, weights, positions)
