@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 FLOWER := $(VENV)/.installed-flower
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-data test-deploy drill check format clean
+.PHONY: help setup run test test-all test-data test-deploy drill check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +18,11 @@ setup: $(STAMP) ## create .venv with fedge (editable) and the development tools
 run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/mine')
 	$(BIN)/fedge run $(ARGS)
 
-test: $(STAMP) ## run the tests, a process a core (options: make test ARGS='-k partition'; with a debugger: ARGS='-n 0 --pdb')
+test: $(STAMP) ## run the tests, one process per core (options: make test ARGS='-k partition'; with a debugger: ARGS='-n 0 --pdb')
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+
+test-all: $(STAMP) ## run the tests with every algorithm in every common test (15 minutes on two cores; not part of CI)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --all-cases $(ARGS)
 
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Iterable
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -177,3 +180,28 @@ def coded(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str
     found["fedova_compressed"] = fedge.FedOVA(fedge.Compressed(wide(2), fedge.Quantise(4)), classes=3)
     found["robust_compressed"] = fedge.Robust(fedge.Compressed(wide(), fedge.TopK(0.2)), fedge.Median())
     return found
+
+
+# `make test` runs these; `make test-all` runs every case. Each algorithm, wrapper, rule and codec is here once
+# (tests/test_links.py checks that).
+EACH_ONCE = {
+    "fedavg_momentum", "fedavg_adam", "fedavg_server_adam", "spectral_carried", "fedcm", "fedprox", "fednova_decay",
+    "scaffold_weighted", "fedper", "feddane_new_cohort", "feddane_clip", "lbfgs_next", "lbfgs_batches",
+    "lbfgs_product_next", "fedova_balanced", "fedova_scaffold", "fedova_lbfgs_product", "sharing_fedova",
+    "sharing_averaged", "averaged_fedper", "robust_median", "robust_trimmed", "robust_krum", "robust_clipped",
+    "robust_gather", "robust_lbfgs", "fedova_robust", "compressed_quantise", "compressed_top", "compressed_cast",
+    "fedova_compressed", "robust_compressed",
+}  # fmt: skip
+# Each way through the engine once: a streaming and a stacked rule, rows, memory, a codec with feedback, several
+# phases, a new cohort in the second, sharing, and these together.
+EACH_PATH = {
+    "fedavg_momentum", "scaffold_counted", "feddane_new_cohort", "lbfgs_product_next", "fedova_robust",
+    "fedova_compressed", "robust_compressed", "sharing_fedova",
+}  # fmt: skip
+
+
+def cases(short: Collection[str], every: Iterable[str] | None = None) -> list[Any]:
+    """Every name, by default of `algorithms`, to parametrise by; those outside `short` need the option --all-cases."""
+    long, names = pytest.mark.all_cases, sorted(algorithms()) if every is None else list(every)
+    assert set(short) <= set(names), f"no such case: {set(short) - set(names)}"
+    return [pytest.param(name, marks=() if name in short else long) for name in names]

@@ -9,6 +9,18 @@ from benchmarks.paper import places
 from . import paper
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="every algorithm through every common test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all-cases"):
+        return
+    long = [item for item in items if item.get_closest_marker("all_cases")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("all_cases")]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Small tensors are slower on several threads, and much slower when tests share the machine."""

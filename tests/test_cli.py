@@ -501,8 +501,8 @@ def test_partition_show_counts_labels(here: Path) -> None:
     assert result.exit_code == 0, result.output
     for words in (
         "100 clients, 1437 examples, 10 labels",
-        "examples a client: min 13, median 14, max 16",
-        "labels a client: min 2, median 2, max 2",
+        "examples per client: min 13, median 14, max 16",
+        "labels per client: min 2, median 2, max 2",
         "client 19",
         "The first 20 of 100 clients; --clients 100 shows all.",
         "Picture  p.png",

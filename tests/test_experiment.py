@@ -611,7 +611,7 @@ def test_optimisers_are_names_or_tables() -> None:
     assert (fedova.inner.optimiser, fedova.inner.momentum, fedova.inner.inner_decay) == ("spectral", 0.98, 0.2)
     assert fedcm.alpha == 0.3
     mistakes = {
-        '"spectrl"': r"optimiser is 'spectrl' \(did you mean 'spectral'\?\), expected one of 'sgd', 'adam', 'spectral' or",
+        '"spectrl"': r"optimiser is 'spectrl' \(did you mean 'spectral'\?\), expected one of 'sgd', 'adam', 'spectral'",
         '{name = "spectral", momentun = 0.9}': r"optimiser: unknown key 'momentun' \(did you mean 'momentum'\?\)",
         '{name = "spectral", momentum = "9"}': "optimiser: momentum is '9', expected a number",
         '{name = "sgd", eps = 1}': "optimiser: unknown key 'eps', known are momentum, weight_decay",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import fedge
-from fedge.core import Batch
+from fedge.algorithms import ALGORITHMS
+from fedge.core import Batch, Codec, Combine
 from fedge.engine import ClientError, Loopback, Simulator
 from fedge.engine.recording.recorder import WARM
-from tests.cases import algorithms, close, ragged, toy_data, toy_model
-
-NAMES = sorted(algorithms())
+from tests.cases import EACH_ONCE, EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
 
 
 def simulate(algorithm, federation, chunk=None, rounds=3, **options):
@@ -20,7 +23,7 @@ def simulate(algorithm, federation, chunk=None, rounds=3, **options):
     return fedge.train(algorithm, federation, rounds=rounds, cohort=5, seed=3, link=link, **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(EACH_ONCE))
 def test_simulator_and_loopback_agree(name: str) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
     fast = simulate(algorithm, federation)
@@ -30,7 +33,7 @@ def test_simulator_and_loopback_agree(name: str) -> None:
     assert [r["cohort"] for r in fast.history] == [r["cohort"] for r in slow.history]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(EACH_PATH))
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_chunk_changes_nothing_beyond_rounding(name: str, chunk: int) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
@@ -39,7 +42,7 @@ def test_chunk_changes_nothing_beyond_rounding(name: str, chunk: int) -> None:
     assert whole.ledger.rows == parts.ledger.rows
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(EACH_PATH))
 def test_runs_are_deterministic_to_the_bit_and_the_seed_matters(name: str) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
     first, second = simulate(algorithm, federation), simulate(algorithm, federation)
@@ -48,7 +51,7 @@ def test_runs_are_deterministic_to_the_bit_and_the_seed_matters(name: str) -> No
     assert close(first.params, other.params) > 1e-6
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(EACH_PATH))
 def test_going_on_from_a_run_equals_one_run(name: str) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
     whole = fedge.train(algorithm, federation, rounds=4, cohort=5, seed=3)
@@ -60,7 +63,12 @@ def test_going_on_from_a_run_equals_one_run(name: str) -> None:
     assert half.rounds == 2  # the earlier run is left as it was
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "sharing" not in name])  # which draws from the pool
+def unshared(names: Iterable[str]) -> list[str]:
+    """Sharing draws from the pool by its numbers."""
+    return [name for name in sorted(names) if "sharing" not in name]
+
+
+@pytest.mark.parametrize("name", cases(unshared(EACH_PATH), unshared(algorithms())))
 def test_the_order_of_a_clients_examples_in_memory_is_all_that_a_list_decides(name: str) -> None:
     """Another numbering of the pool with the same clients gives the same model: addresses are positions, not ids."""
     algorithm, data = algorithms()[name], toy_data()
@@ -73,7 +81,7 @@ def test_the_order_of_a_clients_examples_in_memory_is_all_that_a_list_decides(na
     assert close(simulate(algorithm, federation).params, simulate(algorithm, other).params) < 1e-12
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(EACH_PATH))
 def test_padding_is_inert(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
     clean = simulate(algorithm, federation)
@@ -92,6 +100,19 @@ def test_padding_is_inert(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dirty = simulate(algorithm, federation)
     assert padded > 0
     assert close(clean.params, dirty.params) == 0
+
+
+def parts(value: Any) -> set[type]:
+    """The types of an object and of all that its fields hold."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {type(value)}.union(*(parts(getattr(value, field.name)) for field in fields))
+
+
+def test_the_short_form_has_every_algorithm_rule_and_codec() -> None:
+    known = algorithms()
+    public = {value for value in vars(fedge).values() if isinstance(value, type) and dataclasses.is_dataclass(value)}
+    wanted = {value for value in public if issubclass(value, Combine | Codec)} | set(ALGORITHMS.values())
+    assert wanted - {fedge.Mean} <= set().union(*(parts(known[name]) for name in EACH_ONCE))  # the mean: if no other
 
 
 def test_recording_a_step_changes_no_bit() -> None:

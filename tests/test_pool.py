@@ -103,7 +103,7 @@ def test_a_process_that_was_killed_is_named(tiny: Path, tmp_path: Path) -> None:
         os.kill(active_children()[0].pid or 0, signal.SIGKILL)
 
     wanted = [*entries("noniid", "fmnist", [0], 1)[:1], *entries("noniid", "fmnist", [0], 10_000)]
-    with pytest.raises(LostWorker, match="ended without a word"):
+    with pytest.raises(LostWorker, match="ended without a message"):
         run_in_processes(Runner(tmp_path, "cpu"), wanted, 2, kill)
 
 
@@ -217,7 +217,7 @@ def test_what_finds_no_memory_alone_is_an_error_once_all_others_are_done(
     runner = Runner(tmp_path / "out", "cpu")
     never, other, third = cramped(10_000)
     once = Once(**vars(other))
-    with pytest.raises(MemoryError, match=f"{never} found no memory, with no other run beside it"):
+    with pytest.raises(MemoryError, match=f"{never} ran out of memory, with no other run beside it"):
         in_a_thread(runner, [never, once, third], 4)
     assert len(runner.store.lines) == 2, "also what did not fit at first"
     assert "2 of 3 had no memory beside others: again, 1 at a time" in caplog.text
@@ -238,8 +238,8 @@ def test_half_as_many_at_a_time_where_memory_was_short(
 
 def test_a_lack_of_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), one_line():
-        raise MemoryError("found no memory")
-    assert "Error: found no memory" in capsys.readouterr().err
+        raise MemoryError("ran out of memory")
+    assert "Error: ran out of memory" in capsys.readouterr().err
 
 
 def test_what_went_wrong_counts_more_than_a_wish_to_stop() -> None:

@@ -21,9 +21,7 @@ import fedge
 from fedge import toml
 from fedge.runs import checkpoint
 from fedge.runs.folder import RunFolder, RunFolderError, first_difference
-from tests.cases import algorithms, close, ragged, toy_data
-
-NAMES = sorted(algorithms())
+from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data
 
 
 def go(out: Path, name: str = "fedavg_server_momentum", **options) -> fedge.Run:
@@ -79,7 +77,7 @@ def test_the_folder_holds_the_run(tmp_path: Path) -> None:
     assert clients["labels"] == ragged(toy_data()).label_counts().tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(EACH_PATH))
 def test_stopped_and_resumed_is_never_stopped(tmp_path: Path, name: str) -> None:
     whole = go(tmp_path / "whole", name)
     first = go(tmp_path / "parts", name, stop=stop_after(4))

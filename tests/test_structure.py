@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,35 @@ def test_the_library_imports_nothing_that_uses_it() -> None:
 
 def test_every_part_is_in_the_table() -> None:
     assert {part_of(path) for path in sources()} <= set(ALLOWED)
+
+
+def rooms() -> set[str]:
+    """Packages and top-level modules of the library, and one level more inside `engine` and `handle`."""
+    engine = {path for path in (ROOT / "engine").iterdir() if path.name != "__init__.py"}
+    found = {*ROOT.iterdir(), *engine, *(path for path in (ROOT / "handle").iterdir() if path.is_dir())}
+    kept = {path for path in found if path.suffix == ".py" or (path / "__init__.py").exists()}
+    names = {f"{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in kept}
+    return names - {"__init__.py", "__main__.py", "engine/"}  # whose rooms are named one by one
+
+
+def test_the_map_is_true_of_the_whole_tree() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    table = [line for line in text.splitlines() if line.startswith("| `")]
+    named = [name for line in table for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
+    assert len(named) == len(set(named))
+    assert set(named) == rooms()
+
+
+def test_everything_that_contributing_names_exists() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:fedge|tests|benchmarks)/[\w/.]+)`", text))
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not (ROOT.parent / name).exists()] == []
+    makefile = (ROOT.parent / "Makefile").read_text()
+    targets = {word for line in re.findall(r"\bmake ((?:[a-z-]+ ?)+)", text) for word in line.split()}
+    known = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {"test-all", "test-deploy", "drill", "test-data"} <= targets & known
+    assert {word for word in targets if word.startswith(("test", "check", "drill"))} <= known
 
 
 def test_the_core_needs_torch_and_numpy_alone() -> None:

@@ -54,10 +54,10 @@ class FedAvg(Algorithm[State]):
     batch_size: int | None = 15
     momentum: float = 0.0
     weight_decay: float = 0.0
-    optimiser: Name | SGD | Adam | Spectral = "sgd"
+    optimiser: Name | SGD | Adam | Spectral | Optimiser = "sgd"
     server_lr: float = 1.0
     server_momentum: float = 0.0
-    server_optimiser: Name | SGD | Adam | Spectral = "sgd"
+    server_optimiser: Name | SGD | Adam | Spectral | Optimiser = "sgd"
     server_betas: tuple[float, float] = (0.9, 0.99)
     server_eps: float = 1e-3
     clip: float | None = None
@@ -149,7 +149,7 @@ class FedAvg(Algorithm[State]):
 
 def _check_optimiser(name: str, value: Any, beside: Mapping[str, float]) -> None:
     """A name, or an object that nothing beside it contradicts."""
-    if not isinstance(value, SGD | Adam | Spectral):
+    if not isinstance(value, Optimiser):
         return choice(name, value, get_args(Name))
     for field, given in beside.items():
         if given:

@@ -1,12 +1,14 @@
 """Optimisers as pure functions on dicts of tensors; the same ones serve at the clients and at the server.
 
-`start` makes the state, `step` takes one step of size `lr`, which a `factor` may shrink (`schedule`). SGD and Adam
-follow torch.optim to the last operation, so that a client here and a plain loop there agree to rounding.
+`start` makes the state, `step` takes one step of size `lr`, which a `factor` may shrink (`schedule`). Any object with
+these two methods will do, of your own class too: pure, on one client's tensors, for one step. SGD and Adam follow
+torch.optim to the last operation, so that a client here and a plain loop there agree to rounding.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +19,21 @@ from fedge.checks import non_negative, positive, unit_interval
 from fedge.core import Params
 
 Moments = dict[str, Params | Tensor]
+
+
+@runtime_checkable
+class Optimiser(Protocol):
+    """What FedAvg needs of an optimiser; a frozen dataclass of hyper-parameters is written into the run folder."""
+
+    def start(self, params: Params) -> Moments:
+        """The state before the first step; a dict without keys if there is none."""
+        ...
+
+    def step(
+        self, params: Params, grad: Params, state: Moments, lr: float, factor: Tensor | None = None
+    ) -> tuple[Params, Moments]:
+        """The parameters and the state after a step of size lr times `factor`, if there is one."""
+        ...
 
 
 def clipped(most: float | None, grad: Params) -> Params:
@@ -89,12 +106,9 @@ class Adam:
         return tree.sub(params, _shrunk(factor, step)), {"m": m, "v": v, "t": t}
 
 
-Optimiser = SGD | Adam | Spectral
-
-
 def has_momentum(optimiser: Optimiser) -> bool:
-    """Whether its whole state is one momentum {"v": ...}, which can travel."""
-    return not isinstance(optimiser, Adam) and optimiser.momentum > 0
+    """Whether its whole state is known to be one momentum {"v": ...}, which can travel."""
+    return isinstance(optimiser, SGD | Spectral) and optimiser.momentum > 0
 
 
 def _shrunk(factor: Tensor | None, step: Params) -> Params:

@@ -145,7 +145,7 @@ class Round:
         self.algorithm, federation = workload.build(device != "cpu")
         self.link = kind(self.algorithm, federation, device=device, **engine)
         self.draw = cohorts(federation.clients, workload.cohort)
-        params = {name: leaf.to(self.link.device) for name, leaf in parameters(self.algorithm.model).items()}
+        params = {name: leaf.to(self.link.runtime.device) for name, leaf in parameters(self.algorithm.model).items()}
         self.state, self.number = self.algorithm.init(params), 0
 
     def __call__(self) -> Any:

@@ -11,7 +11,7 @@ from fedge.runs.run import Record, Run
 
 
 class Boards(Watch):
-    """One log a run, in its folder; passes everything on to what a person sees."""
+    """One log per run, in its folder; passes everything on to what a person sees."""
 
     def __init__(self, shown: Watch, folder: Path) -> None:
         self._shown, self._folder = shown, folder

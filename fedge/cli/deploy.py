@@ -56,7 +56,8 @@ def _deploying() -> Iterator[None]:
 def local(
     experiment: Experiment = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="SuperNodes, one a client.", show_default="as the file says")
+        int | None,
+        typer.Option(min=1, metavar="N", help="SuperNodes, one per client.", show_default="as the file says"),
     ] = None,
     settings: Settings = None,
     out: Out = None,
@@ -112,7 +113,7 @@ def _follow(job: Plan, console: Console, options: Options) -> list[Outcome]:
 def _ended_by_signal() -> Iterator[None]:
     """SIGTERM and a closed terminal end this as an error would: the fleet is stopped and its keys are removed.
 
-    Once: who asks again is not heard, for that would end the stopping.
+    Once: a second signal is ignored, because it would interrupt the stopping.
     """
     numbers = (signal.SIGTERM, signal.SIGHUP)
 
@@ -138,7 +139,7 @@ def keys(
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many node keys.")],
     days: Annotated[int, typer.Option(min=1, metavar="N", help="How long the certificate is valid.")] = 365,
 ) -> None:
-    """Make a CA, the SuperLink's certificate and a key for each node."""
+    """Make a CA, the SuperLink's certificate and one key per node."""
     with _deploying():
         from fedge.deploy.keys import make_keys
 

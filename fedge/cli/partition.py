@@ -92,7 +92,7 @@ def _print(console: Console, federation: Federation, found: dict[str, Any], out:
     console.print(f"{found['clients']} clients, {found['examples']} examples, {found['classes']} labels")
     for name in ("examples", "labels"):
         low, middle, high = found[f"{name}_per_client"].values()
-        console.print(f"{name} a client: min {low}, median {middle:g}, max {high}")
+        console.print(f"{name} per client: min {low}, median {middle:g}, max {high}")
     console.print()
     for line in heat_map(federation, console.width, rows):
         console.print(line)

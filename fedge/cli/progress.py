@@ -113,7 +113,7 @@ class Live(Display):
 
 
 def _resumed(record: Record) -> str:
-    """Said at the first round, for only then is it known of which round the checkpoint was."""
+    """Said at the first round: the round of the checkpoint is not known before."""
     return f"going on after round {record['round'] - 1}"
 
 

@@ -129,7 +129,7 @@ class _Work:
         return [entry for entry in found if entry.method in self.methods]
 
     def _groups(self, names: list[str]) -> Iterator[tuple[str, str, list[Entry]]]:
-        """The runs of every table: its name, its data set, its entries; of tuning, one trial follows from another."""
+        """The runs of every table: its name, its data set, its entries; in tuning, trials depend on earlier ones."""
         for dataset, name in product(self.datasets, names):
             if name != TUNE:
                 yield name, dataset, self.entries(name, dataset)
@@ -183,7 +183,7 @@ class _Work:
         return INTERRUPTED if interrupt.wanted() else MORE
 
     def _so_far(self, names: list[str]) -> str:
-        """How far the runs are; of tuning nothing can be said, for one trial follows from another."""
+        """How far the runs are; tuning is not counted, because each trial depends on the one before."""
         wanted = [entry for _, _, group in self._groups(names) for entry in group]
         return f"{plans.done(wanted, self.runner.store)}; " if wanted else ""
 

@@ -25,7 +25,7 @@ def with_rounds(outcomes: Sequence[Outcome]) -> list[Path]:
 
 
 def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], float | None]:
-    """One summary a run, with what it took to the target, and the target (by default the report's)."""
+    """One summary per run, with what it took to the target, and the target (by default the report's)."""
     folders = with_rounds(outcomes)
     runs = read_all(folders) if folders else []
     goal = default_target(runs) if target is None else target
@@ -91,5 +91,5 @@ def note(found: Sequence[Row]) -> str:
 
 
 def failures(found: Sequence[Row]) -> Iterator[str]:
-    """Why, one line a run."""
+    """Why runs failed, one line per run."""
     return (f"{row['label']} failed: {row['failed']}" for row in found if row["failed"])

@@ -103,7 +103,7 @@ def _train(job: Plan, console: Console, tensorboard: bool, again: str, group: Gr
 
 
 def _leave(group: Group, end: typer.Exit) -> typer.Exit:
-    """Wait for the other ranks; then a rank ends at once, for torch's threads may abort a process that winds down."""
+    """Wait for the other ranks, then end at once: torch's threads may abort a process during a normal shutdown."""
     group.meet()
     if group.size > 1:
         sys.stdout.flush()

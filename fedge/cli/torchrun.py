@@ -36,10 +36,10 @@ def stopping(group: Group, display: Display) -> Iterator[Interrupt]:
 
 @contextmanager
 def _deadline(group: Group) -> Iterator[None]:
-    """End this process some time after a signal, come what may.
+    """End this process some time after a signal, whatever the main thread does.
 
-    Python's own handlers run in the main thread, which may wait for a dead rank inside of a GPU library; the number of
-    a signal arrives in this pipe all the same.
+    Python's own handlers run in the main thread, which may be waiting for a dead rank inside a GPU library; the number
+    of a signal still arrives in this pipe.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -64,7 +64,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except FileNotFoundError:
-        raise CheckFailed(f"there is no key {path}: `fedge deploy keys` makes one a node") from None
+        raise CheckFailed(f"there is no key {path}: `fedge deploy keys` makes one per node") from None
     except OSError as error:
         raise CheckFailed(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError) as error:
@@ -75,9 +75,9 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _lets_anybody_in(address: str, ca: Path | None) -> bool:
-    """Whether a key that nobody has seen before can register itself; if so, it is withdrawn at once.
+    """Whether an unknown key can register itself; if so, it is withdrawn at once.
 
-    A key of its own, for Flower never takes one again that was withdrawn.
+    A key made for this test: Flower never accepts a key again after it was withdrawn.
     """
     from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -89,7 +89,7 @@ def _lets_anybody_in(address: str, ca: Path | None) -> bool:
     with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[signer]) as client:
         try:
             found = client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
-        except httpx.HTTPError:  # refused, as it should be; whatever else is wrong shows with the node's own key
+        except httpx.HTTPError:  # refused, as it should be; other problems show with the node's own key
             return False
         with contextlib.suppress(httpx.HTTPError):
             client.UnregisterNode(UnregisterNodeFleetRequest(node_id=found.node_id))

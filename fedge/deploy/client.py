@@ -34,7 +34,7 @@ class Refusal(ValueError):
 def client_app(
     algorithm: Algorithm[Any] | Algorithms | Callable[[], Algorithms], load: Callable[[int], Examples]
 ) -> ClientApp:
-    """A Flower app that does this algorithm's client work on what `load` gives for the node's partition id.
+    """A Flower app that does this algorithm's client work on what `load` returns for the node's partition id.
 
     Several algorithms go by label; a function is called inside the handler, so that what it raises reaches the server.
     Every message is answered, whatever happens inside: Flower's SuperNode waits for ever for an app that does not.
@@ -55,7 +55,7 @@ Handler = Callable[[dict[str, Any], dict[str, bytes], Context], RecordDict]
 
 
 def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
-    """The handler, within its time, its errors turned into answers; what it remembers too late is forgotten."""
+    """The handler, within its time limit, errors turned into answers; what it remembers after that is dropped."""
 
     def answer(message: Message, context: Context) -> Message:
         outcome: list[RecordDict] = []
@@ -154,7 +154,7 @@ def partition_id(context: Context) -> int:
 
 
 def _who(context: Context) -> dict[str, int]:
-    """For the head of every answer: a node may be started again as another client, under the same id of Flower's."""
+    """For the head of every answer: a node may be started again as another client, under the same Flower id."""
     try:
         return {"client": partition_id(context)}
     except Refusal:
@@ -173,7 +173,7 @@ def _check_held(worker: Worker, at: At, reuse: tuple[str, ...], sent: dict[int, 
         held = worker.held.get(row, {}) if worker.round == at.round else {}
         missing = [name for name in reuse if name not in held and name not in sent[row]]
         if missing:
-            raise Refusal(f"this node does not hold '{missing[0]}' of round {at.round} any more: it was started anew")
+            raise Refusal(f"this node does not hold '{missing[0]}' of round {at.round} any more: it was restarted")
 
 
 def _start() -> float:

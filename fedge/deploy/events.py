@@ -1,4 +1,4 @@
-"""News of a run that goes on in another process: one JSON object a line, written there and shown here."""
+"""News of a run that goes on in another process: one JSON object per line, written there and shown here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reporter(Watch):
         self._tell("done", error=error)
 
     def stop(self) -> bool:
-        """Whether somebody wants the runs to end."""
+        """Whether the user asked the runs to stop."""
         return self._folder is not None and (self._folder / STOP).exists()
 
     def _tell(self, event: str, label: str = "", progress: Progress | None = None, **more: Any) -> None:

@@ -99,7 +99,7 @@ class Fleet:
         self._until(lambda: shows_certificate_of(HOST, self.port, self.known_keys.ca), "superlink", 60)
 
     def start_warm(self) -> None:
-        """One process for all nodes of this machine, which each of their apps is a copy of."""
+        """One process for all nodes of this machine; each of their apps is a fork of it."""
         install(self.folder / "warm")
         self._spawn("warm", [sys.executable, "-m", "fedge.deploy.warm", str(self.folder / "warm")])
 
@@ -108,7 +108,7 @@ class Fleet:
         self._spawn("superexec", [*command, "--root-certificates", str(self.known_keys.ca), *self._secret_file()])
 
     def start_node(self, number: int, partition: int | None = None) -> None:
-        """Node `number` as client `partition`, by default the same; also again, after it was killed."""
+        """Start node `number` as client `partition` (by default the same number), also again after it was killed."""
         config = f"partition-id={number if partition is None else partition} num-partitions={self.nodes}"
         command = ["flower-supernode", "--superlink", self.address, "--root-certificates", str(self.known_keys.ca)]
         command += ["--auth-supernode-private-key", str(self.known_keys.node(number)), "--node-config", config]
@@ -168,7 +168,7 @@ class Fleet:
         return [name for name, process in self.processes.items() if not process.alive]
 
     def stop(self) -> None:
-        """Nodes first, so that each can say good-bye; a second signal does not cut it short."""
+        """Nodes first, so that each can sign off; a second signal does not interrupt this."""
         with undisturbed():
             nodes = [name for name in self.processes if name.startswith("node")]
             stop_all([self.processes.pop(name) for name in nodes])
@@ -182,7 +182,7 @@ class Fleet:
 
     @property
     def _secret(self) -> Path:
-        """What a SuperExec proves itself with: without it the SuperLink hands a run's token to whoever asks."""
+        """What a SuperExec proves itself with: without it the SuperLink hands a run's token to anyone who asks."""
         return self.folder / "keys" / "superexec.secret"
 
     def _secret_file(self) -> list[str]:
@@ -227,7 +227,7 @@ class Fleet:
             if not process.alive or time.monotonic() > end:
                 what = "did not answer in time" if process.alive else "ended at once"
                 if not process.alive and listens(self.port):
-                    what += f", and another program has taken port {self.port}: start again, for another port"
+                    what += f", and another program has taken port {self.port}: start again to get another port"
                 raise FleetError(f"{name} {what}: {process.last_words()}")
             time.sleep(0.1)
 

@@ -32,7 +32,7 @@ from fedge.federation import Federation
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the seconds of a phase went; of the nodes, the slowest. What is left is waiting and polling."""
+    """Where the seconds of a phase went, for the slowest node. The rest is waiting and polling."""
 
     round: int
     phase: int
@@ -42,7 +42,7 @@ class Timing:
 
 
 class FlowerLink(MessageLink):
-    """A link over Flower's grid. One message a client and phase; the server's arithmetic is the loop-back link's.
+    """A link over Flower's grid. One message per client and phase; the server's arithmetic is the loop-back link's.
 
     Works in Flower's simulation and in its deployments. A node that dies, hangs, raises, or answers garbage, late or
     never costs its own contribution, and the record says so. `federation` is what the server knows: the test set, an
@@ -102,7 +102,7 @@ class FlowerLink(MessageLink):
         return {client: (mail | absent)[client] for client in requests}
 
     def notes(self) -> dict[str, Any]:
-        """What went wrong in this round and was no client's doing, for its record."""
+        """What went wrong in this round without being a client's fault, for its record."""
         faults, self._faults = [*self._faults, *self._outages.take()], []
         return {"faults": faults} if faults else {}
 
@@ -151,7 +151,7 @@ class FlowerLink(MessageLink):
         elif "error" in head:
             lost = short(head["error"])
         elif "forgot" in head:
-            lost = f"it lost {short(head['forgot'])} and is sent them again: its node was started anew"
+            lost = f"it lost {short(head['forgot'])} and is sent them again: its node was restarted"
             self._owed.add(client)
         else:
             self._owed.discard(client)
@@ -159,7 +159,7 @@ class FlowerLink(MessageLink):
         return Mail(parts, lost, letter.down, letter.up)
 
     def share(self, at: At, beta: float) -> None:
-        """Examples of the server's own pool, to every client; who is not there gets them with its first work."""
+        """Examples of the server's own pool, to every client; an absent client gets them with its first work."""
         row = self.pool.share(at, beta)
         picked = self.pool.shared
         examples = {"x": self.pool.x[picked], "y": self.pool.y[picked]}
@@ -182,7 +182,7 @@ class FlowerLink(MessageLink):
 
 
 def _stranger(head: dict[str, Any]) -> str:
-    """Why an answer is not that of the client whom the node was asked as."""
+    """Why an answer is not from the client that the node was asked as."""
     if "error" in head:
         return short(head["error"])
     if "client" in head:

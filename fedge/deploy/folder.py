@@ -1,4 +1,4 @@
-"""The folder of a fleet that lives for one command, keys and all: it must go when its owner goes, however that ends."""
+"""The folder of a fleet that lives for one command, keys included: it goes when its owner ends, however it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX, OWNER = "fedge-fleet-", "owner"
 
 @contextlib.contextmanager
 def fleet_folder() -> Iterator[Path]:
-    """A folder that is removed at the end; what a predecessor left that was killed with -9 is removed first."""
+    """A folder that is removed at the end; folders left by killed predecessors are removed first."""
     sweep()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     with open(folder / f"{OWNER}.new", "wb") as owner:

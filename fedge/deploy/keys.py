@@ -1,4 +1,4 @@
-"""Certificates and node keys: a CA, the SuperLink's certificate, and one key pair a node.
+"""Certificates and node keys: a CA, the SuperLink's certificate, and one key pair per node.
 
 Flower's SuperNodes trust the CA and prove who they are with their own key. The CA's key signs and is then no longer
 needed: keep it off every machine that is online.
@@ -30,7 +30,7 @@ class KeysError(ValueError):
 
 @dataclass(frozen=True)
 class Keys:
-    """Where everything is: what the server needs, what each node needs, what nobody needs online."""
+    """Where everything is: what the server needs, what each node needs, what belongs on no machine that is online."""
 
     folder: Path
     nodes: int

@@ -1,4 +1,4 @@
-"""An experiment on a fleet of this machine alone: everything is started, followed and stopped from here."""
+"""An experiment on a fleet on this machine alone: everything is started, followed and stopped from here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class News:
 
 
 def plan_local(file: Path | None, settings: Sequence[str], out: Path | None, resume: bool, nodes: int | None) -> Plan:
-    """As `fedge run` plans, with one client a node."""
+    """As `fedge run` plans, with one node per client."""
     packed = Path(str(resources.files("fedge.deploy").joinpath("default.toml")))
     stored = resume and file is None and out is not None and (out / EXPERIMENT_FILE).is_file()
     chosen = [*settings]
@@ -59,7 +59,7 @@ def plan_local(file: Path | None, settings: Sequence[str], out: Path | None, res
 def run_local(
     job: Plan, setup: Setup, watch: Watch, stop: Callable[[], bool], options: Options
 ) -> tuple[list[Outcome], News]:
-    """Start a fleet with one node a client, run the experiment on it, stop everything, and read what it left."""
+    """Start a fleet with one node per client, run the experiment on it, stop everything, and read what it left."""
     with fleet_folder() as work, Fleet(work, setup.federation.clients, options.say) as fleet:
         config = {"out": str(job.folder.resolve()), "resume": job.resume, "news": str(work)}
         limits = {"deadline": options.deadline, "min-replies": options.min_replies, "wait": options.wait}
@@ -84,7 +84,7 @@ def follow(
             status, missed = _asked(fleet, run, missed)
             heard = time.monotonic()
             if status.startswith("finished") and not _late_news(reader, watch, news, say):
-                raise FleetError(f"the server app ended without a word ({status}): go on with --resume")
+                raise FleetError(f"the server app ended without a message ({status}): go on with --resume")
         time.sleep(0.2)
     if news.error is not None:
         raise FleetError(news.error)
@@ -92,7 +92,7 @@ def follow(
 
 
 def _asked(fleet: Fleet, run: int, missed: int) -> tuple[str, int]:
-    """What Flower says about the run, and how often in a row it said nothing: a busy machine is no reason to end it."""
+    """What Flower says about the run, and how often in a row it failed to: a busy moment does not end a run."""
     try:
         return fleet.status(run), 0
     except FleetError:

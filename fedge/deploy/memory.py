@@ -1,7 +1,7 @@
 """What a device remembers between messages, in Flower's `context.state`.
 
 Parts held in this round, what its tasks remember from round to round (by algorithm), and shared examples. Flower keeps
-the state as long as the node lives; a node that was started anew begins with what `Task.first` says.
+the state as long as the node lives; a node that was restarted begins with what `Task.first` says.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Outages(logging.Handler):
             self._seconds.append(float(str(record.args[0])))
 
     def take(self) -> list[str]:
-        """What happened since the last look; several calls notice the same outage, the longest tells."""
+        """What happened since the last look; several calls notice the same outage; the longest counts."""
         seconds, self._seconds = self._seconds, []
         return [f"the SuperLink did not answer for {max(seconds):.1f} s"] if seconds else []
 

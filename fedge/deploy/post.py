@@ -1,8 +1,8 @@
 """Messages to nodes and their answers, within a deadline.
 
 `Grid.send_and_receive` is a push and then a pull of all answers every three seconds. These are the same two calls of
-Flower's grid with a shorter pause, and one pull a node, each in a thread: to pull an answer that a dying node left half
-uploaded blocks for minutes, which must not cost the others theirs.
+Flower's grid with a shorter pause, and one pull per node, each in a thread: pulling an answer that a dying node left
+half uploaded blocks for minutes, which must not cost the other nodes their answers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Letter(NamedTuple):
 
 
 class Posting:
-    """Messages on their way, one a node: what has come is taken while the others are waited for.
+    """Messages on their way, one per node: answers are taken as they come.
 
-    The deadline begins when all are sent: a SuperLink that is away, or a large model, delays the sending, and is no
-    fault of the nodes.
+    The deadline begins when all are sent: a SuperLink that is away, or a large model, delays the sending, which is not
+    the nodes' fault.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Posting:
             self._box.put((node, error))
 
     def take(self, seconds: float) -> dict[int, Letter]:
-        """What came since the last look, by node; waits so long at most, for all of them.
+        """What came since the last look, by node; waits at most so long, in total.
 
-        Who has not answered in time is among them, as lost. An error of the grid itself, such as a run that was
+        A node that has not answered in time is among them, as lost. An error of the grid itself, such as a run that was
         stopped, is raised.
         """
         end = min(time.monotonic() + seconds, self._end)
@@ -99,7 +99,7 @@ class Posting:
 def send(
     grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
 ) -> dict[int, Letter]:
-    """One message a node; every node is in the result. What has not answered in time is lost, and so is its answer."""
+    """One message per node; every node is in the result, as lost if it has not answered in time."""
     return Posting(grid, kind, contents, deadline=deadline, group=group).take(math.inf)
 
 

@@ -40,7 +40,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Looks without reaping: as long as the number is taken, `signal` cannot reach anybody else."""
+        """Looks without reaping: while the process id is taken, `signal` cannot hit another process."""
         if self._popen.returncode is not None:
             return False
         if not hasattr(os, "waitid"):
@@ -87,9 +87,9 @@ def stop_all(processes: Sequence[Process], patience: float = 8.0) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Nobody may interrupt an end half-way, for what is not stopped then stays: a second signal changes nothing.
+    """Ignore signals while stopping: what an interruption left running would stay.
 
-    Outside the main thread signals are somebody else's.
+    Outside the main thread signals are not ours to handle.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,7 +110,7 @@ def _die_with_parent() -> None:
 
 
 def free_port() -> int:
-    """A port of the loop-back address that nobody listens on now."""
+    """A free port of the loop-back address."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

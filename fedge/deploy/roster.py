@@ -39,7 +39,7 @@ class Roster:
 
     Nodes come and go: every look asks those that are new, and knows who is connected now. Flower keeps a node's id when
     it is started again, maybe as another client: an identity ends when the node leaves, or says otherwise. Greetings
-    are under way while rounds go on; who has answered by the next look takes part.
+    are under way while rounds go on; a node that has answered by the next look takes part.
     """
 
     def __init__(self, grid: Grid, clients: int, labels: Iterable[str], say: Say = lambda line: None) -> None:
@@ -92,13 +92,13 @@ class Roster:
                     self._greeted(node, letter)
 
     def _pay(self, letter: Letter, labels: tuple[str, ...]) -> None:
-        """One greeting serves all algorithms: each bears its part, the first what is left over."""
+        """One greeting serves all algorithms: its bytes are split evenly, the remainder goes to the first."""
         for place, label in enumerate(labels):
             down, up = (_part(size, len(labels), place) for size in (letter.down, letter.up))
             self._due[label] = (self._due[label][0] + down, self._due[label][1] + up)
 
     def take_wire(self, label: str) -> tuple[int, int]:
-        """The bytes down and up of greetings that this algorithm bears and has not booked yet."""
+        """This algorithm's share of the greetings' bytes, down and up, not booked yet."""
         due, self._due[label] = self._due[label], (0, 0)
         return due
 
@@ -147,14 +147,14 @@ class Roster:
         return self.nodes.get(client)
 
     def expel(self, client: int, node: int, why: str) -> None:
-        """A node whose answer was not that of its client: it is asked anew who it is."""
+        """A node answered as another client: ask it again who it is."""
         if self.nodes.get(client) == node:
             del self.nodes[client]
             self._met.discard(node)
             self._leave_out(node, client, why)
 
     def missing(self, client: int) -> str:
-        """Why a client has no node; if nobody says to be it, then who is connected and cannot be used."""
+        """Why a client has no node; if no node claims it, which nodes are connected and cannot be used."""
         own = [out.why for out in self._out.values() if out.client == client]
         vacant = set(range(self.clients)) - self.nodes.keys()
         others = [out.why for out in self._out.values() if out.client not in vacant]
@@ -166,7 +166,7 @@ class Roster:
         return ("" if own else "no node is this client: ") + "; ".join(found[:NAMED]) + more
 
     def wait(self, wanted: int, seconds: float, deadline: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Until so many clients are there; fewer, but one at least, are enough when time is over."""
+        """Wait until so many clients are connected; when time is up, at least one must be."""
         begin, shown, asked = time.monotonic(), -1, time.monotonic()
         while True:
             again = time.monotonic() >= asked + AGAIN

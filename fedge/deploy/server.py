@@ -38,7 +38,7 @@ def serve(
 ) -> Run[S]:
     """Train over a grid, from a ServerApp of your own; `training` is what `fedge.train` takes.
 
-    Begins when `nodes` of them (None: one a client) are connected, or after `wait` seconds with those that are.
+    Begins when `nodes` of them (None: one per client) are connected, or after `wait` seconds with those that are.
     """
     roster = Roster(grid, federation.clients, [""], say)
     roster.wait(federation.clients if nodes is None else nodes, wait, deadline)
@@ -49,7 +49,7 @@ def serve(
 
 @cache
 def _setup(file: Path | str) -> Setup:
-    """Once a process, and of the module: Flower's simulation sends the app to processes of its own."""
+    """Once per process, and at module level: Flower's simulation pickles the app into its own processes."""
     return build(load(file))
 
 
@@ -88,7 +88,7 @@ def experiment_server(file: Path | str) -> ServerApp:
 RUN_CONFIG: dict[str, Any] = {
     "out": "",  # folder for the runs; empty: runs/NAME where the server app is started
     "resume": False,
-    "nodes": 0,  # begin when so many are connected; 0: one a client
+    "nodes": 0,  # begin when so many are connected; 0: one per client
     "wait": 120.0,  # or after so many seconds, with those that are
     "deadline": 600.0,  # seconds for one phase
     "min-replies": 1,

@@ -3,7 +3,7 @@
 Flower's SuperExec runs the program `flwr-clientapp`, as it finds it on the PATH, for every message; loading torch and
 Flower anew takes most of a short phase. Here that program is a few lines that ask a process which has everything
 loaded to fork. The child is Flower's own `flwr-clientapp`, with its arguments and environment: each message still has
-a process of its own, and where nobody answers the real program is started.
+a process of its own, and if the warm process does not answer the real program is started.
 
     python -m fedge.deploy.warm FOLDER &                 # keeps FOLDER/flwr-clientapp alive
     PATH=FOLDER:$PATH flower-supernode ...

@@ -64,7 +64,7 @@ class Runtime:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Within it the model is evaluated: with all threads that suit it, because no worker is at work meanwhile."""
+        """Within it the model is evaluated: with all threads that suit it, because no worker runs meanwhile."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.judges)
         try:

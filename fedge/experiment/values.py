@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
+from fedge.algorithms.optimisers import Optimiser
 from fedge.checks import nearest
 from fedge.core import Codec, Combine
 
@@ -18,7 +19,7 @@ NONE = "none"  # TOML has no null
 SINGULAR = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 PLURAL = {bool: "true or false", int: "whole numbers", float: "numbers", str: "strings"}
 AS_STRING = (torch.device, Path)  # written as a string, and a declared type next to it
-OPEN = (Codec, Combine)  # your own ones come from Python; those next to them can be written as tables
+OPEN = (Codec, Combine, Optimiser)  # your own ones come from Python; those next to them can be written as tables
 LISTS = (list, tuple, Sequence)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products: the patches that a kernel sees, and the way back from them to pixels."""
+"""Convolutions as matrix products: the patches that a kernel sees, and their transpose, back to pixels."""
 
 from __future__ import annotations
 

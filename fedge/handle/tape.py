@@ -96,7 +96,7 @@ class Many(Tape):
     def sum_over_examples(self, parts: Tensor) -> Tensor:
         """[J, B, ...] -> [J, ...]; term by term it is one pass for a compiler.
 
-        Of a large batch it is not written out: a compiler needs minutes for so many terms.
+        For a large batch it is not written out: a compiler would need minutes for so many terms.
         """
         if self.fused and parts.shape[1] <= TERMS:
             return self.stored(sum(parts.unbind(1)[1:], parts[:, 0]))

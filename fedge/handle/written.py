@@ -119,12 +119,12 @@ class WrittenHandle(Handle):
     def laid_out(self, x: Tensor) -> Tensor:
         """Images with the channels of a pixel side by side: pooling them is ten times faster on a CPU.
 
-        Only here, where every layer is known: a `view` in a module of one's own may not take them so.
+        Only here, where every layer is known: a `view` in a user's own module may fail on this layout.
         """
         if x.device.type != "cpu" or x.dim() != 4:
             return x
         _, channels, height, width = x.shape
-        # The strides are said outright: of pictures with one channel torch cannot tell which order they are in.
+        # The strides are given explicitly: with one channel torch cannot tell the two orders apart.
         strides = (channels * height * width, 1, channels * width, channels)
         return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
 

@@ -1,10 +1,10 @@
 """The run folder: what a run leaves on disk, and how it is found again.
 
-    config.toml     the resolved experiment         rounds.jsonl   one object a round
-    ledger.jsonl    one object an ask               clients.json   examples by client and label
+    config.toml     the resolved experiment         rounds.jsonl   one object per round
+    ledger.jsonl    one object per ask              clients.json   examples by client and label
     checkpoint.pt   the state, atomic               summary.json   the result, once it is there
 
-A checkpoint is the truth: whatever the other files hold beyond its round is cut off when a run goes on.
+The checkpoint decides: whatever the other files hold beyond its round is cut off when a run goes on.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RunFolder:
 
     def truncate(self, round: int) -> tuple[list[Record], list[Row]]:
         """Cut both records back to a round; returns what is left."""
-        self.file("summary.json").unlink(missing_ok=True)  # it is of the former end
+        self.file("summary.json").unlink(missing_ok=True)  # it describes the former end
         records = self._cut("rounds.jsonl", lambda record: record["round"] <= round)
         rows = self._cut("ledger.jsonl", lambda row: row["round"] <= round)
         if [record["round"] for record in records] != list(range(1, round + 1)):

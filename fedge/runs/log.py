@@ -139,7 +139,7 @@ def _fields(thing: Any) -> dict[str, Any]:
         value = getattr(thing, one.name)
         if isinstance(value, nn.Module):
             found[one.name] = _model(value)
-        elif dataclasses.is_dataclass(value):
+        elif dataclasses.is_dataclass(value) or repr(value) == object.__repr__(value):  # an address
             found[one.name] = _fields(value)
         elif isinstance(value, Codec | Combine):  # of one's own, which need be no dataclass
             found[one.name] = {"name": type(value).__name__.lower(), **vars(value)}

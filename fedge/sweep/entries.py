@@ -183,7 +183,7 @@ def step_of(algorithm: Table) -> str:
 
 
 def _neutral(name: str, config: Table) -> Table:
-    """Without the words that differ between two tables that want the same run; as plain JSON has it."""
+    """Without the texts that differ between two tables with the same run, as plain JSON."""
     algorithm = {**config["algorithm"], "label": config["algorithm"]["name"]}
     plain: Table = json.loads(json.dumps({**config, "name": name, "algorithm": algorithm}))
     return plain

@@ -101,7 +101,7 @@ def _key(value: Any) -> str:
 class Choices:
     """What tuning chose: after the most rounds; of equals, in the first of these stores, and there the newest.
 
-    So a short trial of the command does not decide over the settings of whole runs.
+    So a short trial of the command does not choose the settings of whole runs.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:

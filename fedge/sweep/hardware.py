@@ -21,7 +21,7 @@ def hardware(device: str) -> str:
 
 
 def _processor() -> str:
-    """Linux tells it in a file; elsewhere Python knows more or less."""
+    """From /proc/cpuinfo on Linux; elsewhere what Python's platform module says."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8", "replace").splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Several runs at a time, one process each: what one leaves of a GPU, another uses."""
+"""Several runs at a time, one process each, so that together they fill a GPU."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def run_in_processes(
 ) -> None:
     """All units, at most so many at a time; every process writes its results itself, at once.
 
-    When the runner is to stop, all processes do, each with a checkpoint; so they do when one of them fails. What
-    found no memory beside the others goes on afterwards in half as many processes. `start` starts them: see `spawn`.
+    When the runner is to stop or one process fails, all processes stop, each with a checkpoint. Units that ran out of
+    memory beside the others are run again afterwards, in half as many processes. `start` starts them: see `spawn`.
     """
     units, few = list(units), processes
     if units and not LOCKS:
@@ -71,14 +71,14 @@ def run_in_processes(
         few = min(few, len(units))
         cramped = _pass(runner, units, few, done, start or spawn)
         if cramped and few == 1:
-            raise MemoryError(f"{cramped[0]} found no memory, with no other run beside it")
+            raise MemoryError(f"{cramped[0]} ran out of memory, with no other run beside it")
         if cramped:
             log.warning("%d of %d had no memory beside others: again, %d at a time", len(cramped), len(units), few // 2)
         units, few = cramped, few // 2
 
 
 def spawn(processes: int, *about: Any) -> Executor:
-    """Processes, each of which calls `work_for` with `about`; one that was forked could not use the GPU."""
+    """Processes, each of which calls `work_for` with `about`; a forked process could not use the GPU."""
     return ProcessPoolExecutor(processes, CONTEXT, initializer=_begin, initargs=(processes, *about))
 
 
@@ -89,7 +89,7 @@ def _pass(
     done: Callable[[Unit, Line | None], None],
     start: Callable[..., Executor],
 ) -> list[Unit]:
-    """Every unit once; returns those that found no memory."""
+    """Every unit once; returns those that ran out of memory."""
     stop = CONTEXT.RawValue("b", 0)  # without a lock, which a process that dies would keep
     others = set(active_children())  # of whoever uses this
     seen = _Seen(done)
@@ -113,7 +113,7 @@ def _pass(
 
 
 class _Seen:
-    """How the units of a pass ended: who found no memory, and the first real failure."""
+    """How the units of a pass ended: which ran out of memory, and the first real failure."""
 
     def __init__(self, done: Callable[[Unit, Line | None], None]) -> None:
         self.done = done
@@ -133,8 +133,8 @@ class _Seen:
     def check(self, processes: int) -> None:
         if isinstance(self.failure, BrokenProcessPool):
             raise LostWorker(
-                f"one of {processes} processes ended without a word: was it killed, or is there too little memory for "
-                "so many? The same command goes on from here; lower --jobs if it happens again"
+                f"one of {processes} processes ended without a message: was it killed, or is there too little memory "
+                "for so many? The same command goes on from here; lower --jobs if it happens again"
             ) from self.failure
         if self.failure is not None:
             raise self.failure
@@ -154,7 +154,7 @@ def _no_interrupt() -> Iterator[None]:
 
 
 def _worse(one: Exception | None, other: Exception) -> Exception:
-    """The first that says more than that somebody wanted an end."""
+    """The first error that is more than a request to stop."""
     return other if one is None or isinstance(one, Stopped) else one
 
 

@@ -68,7 +68,7 @@ class Runner:
         return {"precision": "fp32", "compile": False} | self.engine
 
     def run(self, entry: Entry, store: Store | None = None, folder: str | None = None) -> Line:
-        """The result of a entry: as it is stored, or trained now, from where it was left if it was begun.
+        """The result of an entry: as it is stored, or trained now, resumed if it was begun.
 
         A run in a named `folder` leaves it there, for a longer run of the same configuration to go on from.
         """

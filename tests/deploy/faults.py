@@ -17,14 +17,15 @@ from fedge.deploy import client_app, serve
 from fedge.deploy.envelope import pack, unpack
 from fedge.engine.links import wire
 
-CLIENTS, ROUNDS, SEED = 5, 11, 3
+SEED = 3
 FOLDER = "FEDGE_DRILL"  # environment: where the requests lie, one file `CLIENT-ROUND` with the name of the fault
+CLIENTS, ROUNDS = "FEDGE_DRILL_CLIENTS", "FEDGE_DRILL_ROUNDS"  # environment: how many there are
 NOW = ""  # the fault of this message
 
 
 def federation() -> fedge.Federation:
-    data = fedge.data.load("digits")
-    return fedge.Federation(data, fedge.partition.labels_per_client(data.train_y, CLIENTS, labels=4, seed=0))
+    data, clients = fedge.data.load("digits"), int(os.environ[CLIENTS])
+    return fedge.Federation(data, fedge.partition.labels_per_client(data.train_y, clients, labels=4, seed=0))
 
 
 def _loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -98,7 +99,7 @@ def server() -> ServerApp:
             algorithm(),
             federation(),
             deadline=float(config["deadline"]),
-            rounds=ROUNDS,
+            rounds=int(os.environ[ROUNDS]),
             seed=SEED,
             out=str(config["out"]),
             resume=bool(config["resume"]),

@@ -1,14 +1,37 @@
-"""The drill's judge: a fault may cost what it explains, and nothing else."""
+"""The drill in short, and its judge: a fault may cost what it explains, and nothing else."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy.drill import CLIENTS, KILLED_NODE, LINK_ROUND, NODE_ROUND, PLANNED, SERVER_ROUND, unexplained
+from tests.deploy.drill import FULL, KILLED_NODE, SHORT, Drill, judge, unexplained
 
+CLIENTS, PLANNED = FULL.clients, FULL.devices
+NODE_ROUND, LINK_ROUND, SERVER_ROUND = FULL.node_round, FULL.link_round, FULL.server_round
 LATE, GONE = "no answer within 40 s", "its node is not connected"
+
+
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """As it was, at the end: a drill sets its own."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.deploy
+@pytest.mark.usefixtures("environment")
+def test_the_drill_in_short(tmp_path: Path) -> None:
+    """A poisoned answer, a server that is killed and resumed, a killed node: the model is the simulator's."""
+    drill = Drill(tmp_path, SHORT)
+    drill.perform()
+    assert judge(drill) == []
 
 
 def record(number: int, *drops: tuple[int, str]) -> dict[str, Any]:
@@ -22,7 +45,7 @@ def record(number: int, *drops: tuple[int, str]) -> dict[str, Any]:
         record(NODE_ROUND, (KILLED_NODE, LATE), (KILLED_NODE, LATE)),
         record(3, (PLANNED[3][0], "is not finite"), (KILLED_NODE, GONE)),
         record(LINK_ROUND, *((client, LATE) for client in range(CLIENTS))),
-        record(LINK_ROUND, (0, LATE), (0, "this node does not hold 'params' of round 9 any more: it was started anew")),
+        record(LINK_ROUND, (0, LATE), (0, "this node does not hold 'params' of round 9 any more: it was restarted")),
     ],
 )
 def test_what_a_fault_explains(good: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from fedge.engine import Loopback, TooFewReplies
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
 from fedge.engine.links.collector import Collector
-from tests.cases import algorithms, close, ragged, toy_data, toy_model
+from tests.cases import EACH_ONCE, algorithms, cases, close, ragged, toy_data, toy_model
 
 FEDERATION = ragged(toy_data())
 CLIENTS = FEDERATION.clients
@@ -95,7 +95,7 @@ def trained(link: Any, algorithm: Any, rounds: int = 2) -> fedge.Run:
     return fedge.train(algorithm, FEDERATION, rounds=rounds, cohort=5, seed=3, link=link)
 
 
-@pytest.mark.parametrize("name", sorted(algorithms()))
+@pytest.mark.parametrize("name", cases(EACH_ONCE))
 def test_it_agrees_with_the_loopback_link(name: str) -> None:
     algorithm = algorithms()[name]
     over = trained(link_to(Yard(client_app(algorithm, load)), algorithm), algorithm)
@@ -400,7 +400,7 @@ def test_a_node_that_was_started_anew_in_a_round_says_so_and_takes_part_in_the_n
     run = fedge.train(ALGORITHM, FEDERATION, rounds=2, seed=0, link=link)
     (dropped,) = run.history[0]["dropped"]
     assert (dropped["client"], dropped["task"]) == (4, "solve")
-    assert dropped["reason"] == "this node does not hold 'params' of round 1 any more: it was started anew"
+    assert dropped["reason"] == "this node does not hold 'params' of round 1 any more: it was restarted"
     assert run.history[1]["dropped"] == []
 
 

@@ -77,7 +77,7 @@ class Schedule:
         self.sizes, self.a_pass, self.base, self.keys, self.last_step = parts
 
     def segments(self) -> Iterator[tuple[int, int, int]]:
-        """(first step, last step + 1, jobs at work): the cohort narrows as the smaller clients finish."""
+        """(first step, last step + 1, active jobs): the stack shrinks as the smaller clients finish."""
         begin, active = 0, len(self.steps)
         while active:
             end = self.steps[active - 1]
@@ -89,7 +89,7 @@ class Schedule:
     def blocks(self, begin: int, end: int, active: int, most: int = _BLOCK) -> Iterator[Drawn]:
         """Pool indices [T, A, B], mask [T, A, B] and keys [T, A] of the steps from begin to end, `most` at a time.
 
-        A job among the A that has no such step gets its last one again.
+        A job among the A that has no such step repeats its last one.
         """
         stride = max(1, most // (active * self.width))
         at = self._at_here if self.drawn.device.type == "cpu" else self._at

@@ -37,7 +37,7 @@ class Directory:
         return self._rows[client]
 
     def told(self, client: int, rows: list[int]) -> None:
-        """A client far away has declared its rows itself."""
+        """A remote client has declared its rows itself."""
         self._rows[client] = rows
 
     def jobs(self, clients: Tensor, task: Task, rows: tuple[int, ...] | None) -> Jobs:

@@ -85,14 +85,14 @@ class ClientMemory:
         self.written: list[Written] = []
 
     def begin(self, at: At) -> None:
-        """A phase begins: earlier rounds are final, and what a former try at this phase wrote never was."""
+        """A phase begins: earlier rounds are final; what an abandoned try at this phase wrote is dropped."""
         for one in self.written:
             if one.at.round < at.round:
                 self._keep(one)
         self.written = [one for one in self.written if one.at.round == at.round and one.at.phase < at.phase]
 
     def settle(self, round: int) -> None:
-        """Rounds up to this one are final; anything later was given up."""
+        """Rounds up to this one are final; anything later was abandoned."""
         for one in self.written:
             if one.at.round <= round:
                 self._keep(one)

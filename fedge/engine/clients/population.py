@@ -1,4 +1,4 @@
-"""Who holds what: the clients of a federation as an engine needs them, a cohort at a time.
+"""Who holds what: the clients of a federation as an engine needs them, one cohort at a time.
 
 Nothing here is as large as the population but the federation's own flat index.
 """

@@ -68,7 +68,7 @@ def fold_one(
 
 
 def drawn() -> Tensor:
-    """The state of torch's global generator: another one, once somebody has drawn from it."""
+    """The state of torch's global generator; it changes with every draw."""
     with _ONE_AT_A_TIME:
         return torch.get_rng_state()
 
@@ -78,7 +78,7 @@ def _fail(step: int | str, error: Exception) -> NoReturn:
 
 
 def finished(task: Task, sent: Payload, carry: Carry, examples: Tensor, key: Tensor | None = None) -> Upload:
-    """`finish`, and a look at what it returned: tensors by part and name, and a weight."""
+    """`finish`, with a check of what it returned: tensors by part and name, and a weight."""
     found: Any = task.finish(sent, carry, examples, key) if task.draws else task.finish(sent, carry, examples)
     shaped = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict)
     parts = list(found[0].values()) if shaped else [None]
@@ -112,7 +112,7 @@ def finish_keys(task: Task, client_key: Tensor, position: int, row: Tensor) -> T
 
 
 def _outline(thing: Any) -> str:
-    """The shape of a nest in a few words."""
+    """The structure of nested tensors in a few words."""
     if isinstance(thing, dict):
         return "{" + ", ".join(f"{key!r}: {_outline(value)}" for key, value in list(thing.items())[:3]) + "}"
     if isinstance(thing, tuple):
@@ -133,10 +133,10 @@ def one_step(task: Task) -> Callable[[Payload, Carry, Batch, Tensor], Carry]:
 class Stacked:
     """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
 
-    Jobs are sorted by their number of steps. Whoever is done leaves the stack, and `step` never sees an empty batch.
+    Jobs are sorted by their number of steps. A job that is done leaves the stack, and `step` never sees an empty batch.
     About `most` examples are gathered at a time. A `coarse` stack has few heights, each of which can be recorded: 1, 2,
-    4, 8, ...; those who are done stay until the next of them is reached, repeat their last batch, and what they compute
-    is thrown away: at most as much again as is needed.
+    4, 8, ...; finished jobs stay until the next of these heights is reached and repeat their last batch, and the result
+    is thrown away: at most twice the necessary work.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Stacked:
     def __call__(
         self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor, keys: Tensor | None = None
     ) -> Upload:
-        sizes = schedule.sizes.to(rows.device)  # before the steps: to wait for a copy is to wait for what runs
+        sizes = schedule.sizes.to(rows.device)  # before the steps: waiting for a copy would wait for all queued work
         carry, done, some = pytree.map_(_own, self.start(sent, rows)), [], sent
         active = height = len(rows)  # at work, and in the stack
         for begin, end, left in schedule.segments():

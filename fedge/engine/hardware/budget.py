@@ -32,7 +32,7 @@ class Budget:
 
     @cached_property
     def costs(self) -> tuple[int, int, int]:
-        """Bytes a job; bytes and scalars an example of its batch."""
+        """Bytes per job; bytes and scalars per example of its batch."""
         params = parameters_of(self.handle)
         itemsize = next(iter(params.values())).element_size()
         scalars = _activations(self.handle, params, self.example) + self.example.numel()
@@ -60,7 +60,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes held at a time so far: by torch on a GPU, by the process on a CPU."""
+    """Peak memory in bytes so far: by torch on a GPU, by the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":

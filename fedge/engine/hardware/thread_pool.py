@@ -1,4 +1,4 @@
-"""One worker a core: single jobs side by side, each on one thread.
+"""One worker per core: single jobs side by side, each on one thread.
 
 A batch of one client is too small to be shared by several threads, so the clients are. Results come back in the order
 of the jobs, whoever was faster: sums do not depend on the number of workers.
@@ -33,7 +33,7 @@ class Crew:
         """(job, work(job, tasks)) in the order of the jobs, with a few of them under way."""
         if self._pool is None:
             tasks = SimpleQueue[Tasks]()
-            for _ in range(self.workers):  # here, one after another: to look into a module, torch patches all modules
+            for _ in range(self.workers):  # here, one after another: torch patches all modules while it traces one
                 tasks.put(self.make_tasks())
             self._pool = ThreadPoolExecutor(self.workers, "fedge", initializer=_begin, initargs=(self._own, tasks))
         waiting: deque[tuple[T, Future[Any]]] = deque()
@@ -56,6 +56,6 @@ class Crew:
 
 
 def _begin(own: threading.local, tasks: SimpleQueue[Tasks]) -> None:
-    """A thread holds on to what it begins with, so that must not be the crew: nobody could ever let go of it."""
+    """A thread keeps its target alive: if that were the pool itself, the pool could never be collected."""
     torch.set_num_threads(1)
     own.tasks = tasks.get()

@@ -61,7 +61,7 @@ class BaseLink(ABC):
         return False
 
     def memory_bytes(self) -> int:
-        """What clients remember takes so many bytes, as far as the link has it."""
+        """Bytes that the clients' memory takes, as far as the link has it."""
         return 0
 
     def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:

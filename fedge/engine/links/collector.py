@@ -135,7 +135,7 @@ class Collector:
         self.wire = (self.wire[0] + down, self.wire[1] + up)
 
     def lose(self, client: int, reason: str, sent: bool = True) -> None:
-        """A client that gave no usable answer at all; one that was never sent anything cost nothing either."""
+        """A client without any usable answer; one that was sent nothing costs nothing."""
         if not sent:
             self.down -= sum(payload_bytes(payload) for payload in self.requests[client].values())
         self.dropped.append(Drop(client, self.ask.tasks[0], reason))

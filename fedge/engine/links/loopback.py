@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Loopback(MessageLink):
-    """A link that treats each client as if it were far away: request bytes out, reply bytes back, nothing shared."""
+    """A link that treats each client as remote: request bytes out, reply bytes back, nothing shared."""
 
     def __init__(self, algorithm: Algorithm[Any], federation: Federation, **options: Any) -> None:
         if str(device := options.pop("device", "cpu")) != "cpu":

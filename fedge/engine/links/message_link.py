@@ -30,7 +30,7 @@ WEIGHTS = (torch.float32, torch.float64)  # torch cannot compute with every othe
 
 
 class Unreadable(ValueError):
-    """Bytes that are no answer; says why."""
+    """Bytes that cannot be read as an answer; says why."""
 
 
 class Mail(NamedTuple):
@@ -78,7 +78,7 @@ class MessageLink(BaseLink):
             for client, request in collector.requests.items():
                 requests.setdefault(client, {})[position] = wire.encode(request)
         mail = self.exchange(at, asks, requests)
-        for client in requests:  # in the order asked, whoever was first to answer: sums must not depend on it
+        for client in requests:  # in the order asked, not in that of arrival: sums must not depend on it
             self._take(client, requests[client], mail[client], collectors)
         for collector in collectors:
             collector.settle()
@@ -87,7 +87,7 @@ class MessageLink(BaseLink):
 
     @abstractmethod
     def void(self, at: At, jobs: list[Job]) -> None:
-        """The uploads of these jobs do not count: their clients shall forget what they wrote down for them."""
+        """The uploads of these jobs do not count: their clients are to forget what they remembered with them."""
 
     @abstractmethod
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:

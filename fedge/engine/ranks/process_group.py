@@ -52,7 +52,7 @@ class Group:
         return make()
 
     def gather(self, thing: T) -> list[T]:
-        """One thing of every rank."""
+        """One value from every rank."""
         return [thing]
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Group:
         return any(self.gather(flag))
 
     def check(self, error: Exception | None) -> None:
-        """Raise on every rank if there is an error on one: there the error itself, elsewhere a line that tells it."""
+        """Raise on every rank if one has an error: there the error itself, elsewhere one line that names it."""
         found = self.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
@@ -167,10 +167,10 @@ class Processes(Group):
             dist.destroy_process_group()
 
     def _part(self) -> None:
-        """A last message, and a wait until gloo has let go of it.
+        """A last message, and a wait until gloo has released it.
 
-        A thread of gloo's drops a message's tensors some time after the message has come, for which it needs the
-        interpreter. Once that is being shut down, to ask for it aborts the process: after a run that went well.
+        A thread of gloo frees a message's tensors some time after the message has arrived, for which it needs the GIL.
+        If the interpreter is shutting down by then, the process aborts, after a run that went well.
         """
         last = torch.zeros(1)
         with _peers():
@@ -179,7 +179,7 @@ class Processes(Group):
         del last
         while held() is not None and time.monotonic() < end:
             time.sleep(0.001)
-        time.sleep(0.05)  # another thread of gloo's may be late with a message before
+        time.sleep(0.05)  # another gloo thread may still hold an earlier message
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def joined(timeout: float = TIMEOUT, environment: Mapping[str, str] = os.environ
 
 
 def threads_of_a_rank(environment: Mapping[str, str]) -> int:
-    """The cores of this machine, shared out; or what somebody set. torchrun itself sets 1, which says nothing."""
+    """The cores of this machine, divided among its ranks, or the user's setting; torchrun's own 1 does not count."""
     wanted = environment.get("OMP_NUM_THREADS", "1")
     if wanted.isdigit() and int(wanted) > 1:
         return int(wanted)

@@ -50,8 +50,8 @@ class Ranks(BaseLink):
 
     A client belongs to one rank from the phase in which it is first asked until the cohort is forgotten, because it
     keeps things between phases; the examples to fold over are dealt out evenly. Where clients remember things from
-    round to round, a client belongs to the rank of its number for good. A wish to stop and a failure travel with the
-    sums, so all ranks leave after the same phase.
+    round to round, a client always belongs to rank (number modulo ranks). Requests to stop and failures travel
+    with the sums, so all ranks leave after the same phase.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Ranks(BaseLink):
             self._load[rank] += size
 
     def _own(self, at: At, parts: list[Part]) -> tuple[list[Done], Exception | None]:
-        """This rank's share; an error is kept for later, for the others wait for the sum."""
+        """This rank's share; an error is raised later, because the other ranks wait for the sum."""
         done = []
         try:
             for part in parts:
@@ -241,7 +241,7 @@ def _merged(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _pieces(mean: Sums, like: Payload) -> Iterator[Tensor]:
-    """A mean as tensors in an order that all ranks know; zeros where there was nothing to add."""
+    """A mean as tensors in an order that all ranks share; zeros where there was nothing to add."""
     rows = () if mean.rows is None else (mean.rows,)
     yield torch.zeros(rows) if mean.clients is None else mean.clients
     for name, leaves in like.items():

@@ -51,7 +51,7 @@ def _strides(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].stride())
 
 
-# The same kernels by a shorter way: what Python calls directly costs half of a call through the operator table.
+# The same kernels, called directly from Python: half the cost of a call through the operator table.
 _DIRECT: dict[Any, Any] = {
     aten.bmm.default: torch.bmm, aten.baddbmm.default: torch.baddbmm, aten.mm.default: torch.mm,
     aten.addmm.default: torch.addmm, aten.relu.default: torch.relu, aten.amax.default: torch.amax,
@@ -74,7 +74,7 @@ def call_directly(module: GraphModule) -> None:
 def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:
     """Let outputs that are `carry + c * something` overwrite their input; with `fuse`, in one call with the product.
 
-    Output i of the step is the successor of input carry[i]. An update may overwrite only what nobody reads later.
+    Output i of the step is the successor of input carry[i]. An update may overwrite only what is not read later.
     """
     nodes = list(module.graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}

@@ -1,6 +1,6 @@
-"""Nests of tensors, taken apart and put together: dicts and tuples by a short way, anything else by torch's pytree.
+"""Nested tensors, flattened and rebuilt: dicts and tuples by a fast path, anything else by torch's pytree.
 
-A round of a small model takes a few milliseconds, and pytree's general way through a handful of tensors would be a
+A round of a small model takes a few milliseconds, and pytree's general path through a handful of tensors would be a
 tenth of it.
 """
 
@@ -26,14 +26,16 @@ def leaves(nest: Any) -> list[Any]:
 
 
 def leaves_as(nest: Any, spec: Spec) -> list[Any]:
-    """The leaves of a nest in the order of another of the same make, whose dicts may have been written otherwise."""
+    """The leaves of a nest in the order of another with the same structure, whose dicts may be ordered differently."""
     found, own = flatten(nest)
     if own == spec:
         return found
     try:
         return list(_sorted(nest, spec))
     except (KeyError, TypeError, ValueError):
-        raise TypeError(f"a step returned a carry that is not made as the one it got: {own}, not {spec}") from None
+        raise TypeError(
+            f"a step returned a carry with another structure than the one it got: {own}, not {spec}"
+        ) from None
 
 
 def _sorted(nest: Any, spec: Spec) -> Iterator[Any]:
@@ -61,10 +63,10 @@ def unflatten(leaves: list[Any], spec: Spec) -> Any:
 
 
 def map_(function: Callable[..., Any], *nests: Any) -> Any:
-    """A nest of function(leaf, leaf, ...) over nests of the same make."""
+    """function(leaf, leaf, ...) over nests of the same structure."""
     flat = [flatten(nest) for nest in nests]
     if any(spec != flat[0][1] for _, spec in flat):
-        raise ValueError(f"nests of different make: {[spec for _, spec in flat]}")
+        raise ValueError(f"nests of different structure: {[spec for _, spec in flat]}")
     return unflatten([function(*same) for same in zip(*(found for found, _ in flat), strict=True)], flat[0][1])
 
 

@@ -3,7 +3,7 @@
 vmap and grad cost more than the arithmetic of a small model: they interpret the step anew every time. After a step has
 been taken `WARM` times with the same shapes, it is recorded below those layers and the recording is run from then on:
 on a CPU the same operations in the same order, so the same bits; on a GPU as one CUDA graph, launched as a whole. What
-cannot be recorded goes on as before. To compile takes seconds: that is for shapes that many steps have.
+cannot be recorded goes on as before. Compiling takes seconds and is kept for shapes that many steps share.
 
 The carry belongs to the step: it may be overwritten.
 """
@@ -41,7 +41,7 @@ class Traced:
         self.calls: Counter[Any] = Counter()
         self.recorded: dict[Any, Function] = {}
         self._trials: dict[Any, Function] = {}  # recorded, and not yet compared on other numbers
-        self._refused: set[Any] = set()  # what cannot be recorded: every thread takes its own step there
+        self._refused: set[Any] = set()  # shapes that cannot be recorded: every thread takes its own step
         self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
         self._kinds: dict[Any, int] = {}
 
@@ -122,7 +122,7 @@ class Traced:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            warnings.warn("a step uses numbers that torch cannot see: it is not recorded, and slower", stacklevel=2)
+            warnings.warn("a step depends on values outside torch: it is not recorded, and slower", stacklevel=2)
             self._refused.add(shapes)
         else:
             self.recorded[shapes] = run
@@ -179,7 +179,7 @@ class Traced:
 
 
 def _apart(leaves: list[Tensor]) -> list[Tensor]:
-    """Every leaf a tensor of its own: two that are one now, by chance or not, would be recorded as one for ever."""
+    """Every leaf a tensor of its own: two that share one tensor now would be recorded as one for good."""
     first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
     return [leaf if first[id(leaf)] == i else leaf.clone() for i, leaf in enumerate(leaves)]
 

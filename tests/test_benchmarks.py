@@ -1,0 +1,192 @@
+"""Every command of benchmarks/README.md in a short form, so that none stops working unnoticed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import benchmarks.algorithms.__main__ as algorithms
+import benchmarks.theory.__main__ as theory
+import benchmarks.uploads.__main__ as uploads
+from benchmarks import kill_and_resume, kill_reproduce, loop, million_clients, ranks, readme, scaling, speed, uneven
+from benchmarks.algorithms import measure as algorithms_measure
+from benchmarks.algorithms import page as algorithms_page
+from benchmarks.speed import page as speed_page
+from benchmarks.theory import bytes as moved
+from benchmarks.theory import convex, nonconvex, store
+from benchmarks.theory import page as theory_page
+from benchmarks.uploads import measure as uploads_measure
+from benchmarks.uploads import page as uploads_page
+from fedge.engine import simulator
+from fedge.engine.recording import recorder
+from tests import paper
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {"rounds": "test_rounds.py", "paper": "test_paper.py"}  # short forms that have a module of their own
+
+
+class Smaller:
+    """Other values for a module's constants, and a command line, until the test ends."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+
+    def __call__(self, module: ModuleType, **values: Any) -> None:
+        for name, value in values.items():
+            self.patch.setattr(module, name, value)
+
+    def run(self, main: Callable[[], None], *words: str) -> int:
+        self.patch.setattr(sys, "argv", [main.__module__, *words])
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+
+@pytest.fixture
+def smaller(monkeypatch: pytest.MonkeyPatch) -> Smaller:
+    return Smaller(monkeypatch)
+
+
+def copied(path: Path, folder: Path) -> Path:
+    return Path(shutil.copy(path, folder))
+
+
+def test_every_command_has_a_short_form() -> None:
+    table = (ROOT / "benchmarks/README.md").read_text()
+    named = set(re.findall(r"`python -m benchmarks\.(\w+)", table))
+    there = {path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py")}
+    there |= {path.stem for path in ROOT.glob("benchmarks/*.py") if "__main__" in path.read_text()}
+    assert named == there
+    here = {name.removeprefix("test_") for name in globals()}
+    assert named - here - set(ELSEWHERE) == set()
+    for name, module in ELSEWHERE.items():
+        assert f"benchmarks.{name}" in (ROOT / "tests" / module).read_text()
+
+
+def test_theory(smaller: Smaller, tmp_path: Path) -> None:
+    """All parts, a few short runs each, into a copy of the page; optimum and race are in tests/test_theory.py."""
+    stored = store.load("convex")
+    few = {name: [{}] for name in convex.NOISE}
+    smaller(store, RESULTS=tmp_path)
+    smaller(theory_page, PAGE=copied(theory_page.PAGE, tmp_path))
+    smaller(convex, ROUNDS=31, LAST=5, EXACT_ROUNDS=12, FORM_ROUNDS=2, NOISE=few)
+    smaller(convex, minimum=lambda f: stored["optimum"], race=lambda *_: stored["race"])
+    smaller(nonconvex, ROUNDS=5, LAST=3, STEPS=(0.3,))
+    smaller(moved, measure=lambda: [moved.row(*pair, 10) for pair in moved.algorithms().items()])
+    theory.main([])
+    assert {path.name for path in tmp_path.glob("*.json")} == {"convex.json", "nonconvex.json", "bytes.json"}
+    assert {path.name for path in tmp_path.glob("*.png")} >= {"convex.png", "forms.png", "nonconvex.png", "bytes.png"}
+    text = theory_page.PAGE.read_text()
+    assert theory_page.filled(text) == text
+
+
+def test_algorithms(smaller: Smaller, tmp_path: Path) -> None:
+    smaller(algorithms_page, PAGE=tmp_path / "page.md", RESULTS=tmp_path / "results.jsonl")
+    smaller(algorithms_measure, ROUNDS=2, TUNING_ROUNDS=1, COHORT=3)
+    smaller(algorithms, METHODS=algorithms.METHODS[:1], SEEDS=(0, 1))
+    algorithms.measure()
+    lines = algorithms_page.load()
+    assert [line["kind"] for line in lines] == ["config"] + ["trial"] * 6 + ["run"] * 2
+    assert 0 < lines[-1]["final"] <= 1
+
+
+def test_uploads(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = uploads_measure.Problem("digits", "mlp", 1, 1, 10, 0.2, (0,))
+    results = tmp_path / "results.jsonl"
+    smaller(uploads_measure, PROBLEMS={"digits": tiny}, RESULTS=tmp_path)
+    smaller(uploads_measure, lines=lambda lines=uploads_measure.lines: lines(results))
+    smaller(uploads_page, PROBLEMS={"digits": tiny}, PAGE=copied(uploads_page.PAGE, tmp_path))
+    smaller(uploads_page, lines=uploads_measure.lines)
+    smaller.run(uploads.main, "digits")
+    found = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(found) == len(uploads_measure.CODECS) + 2 * len(uploads_measure.RULES)
+    assert all(0 < line["best"] <= 1 and line["up_bytes"] > 0 for line in found)
+    smaller.run(uploads.main, "digits")
+    assert len(results.read_text().splitlines()) == len(found), "nothing is done twice"
+    smaller.run(uploads.main, "--page")
+    assert "| Median |" in uploads_page.PAGE.read_text()
+
+
+def test_the_page_of_uploads_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.uploads --page`."""
+    text = uploads_page.PAGE.read_text()
+    assert uploads_page.codecs() in text
+    assert uploads_page.rules() in text
+
+
+def test_speed(smaller: Smaller, tmp_path: Path) -> None:
+    for path in speed_page.HERE.glob("*.*"):
+        shutil.copy(path, tmp_path)
+    readme_copy = tmp_path / "project.md"
+    shutil.copy(readme.README, readme_copy)
+    (tmp_path / "README.md").unlink()
+    smaller(speed_page, HERE=tmp_path, README=readme_copy)
+    sys.modules.pop(f"{speed.__name__}.__main__", None)
+    importlib.import_module(f"{speed.__name__}.__main__")
+    assert (tmp_path / "README.md").read_text() == speed_page.page()
+    assert readme_copy.read_text() == readme.README.read_text()
+
+
+def test_kill_and_resume(smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
+    one_second = SimpleNamespace(Random=lambda seed: SimpleNamespace(uniform=lambda low, high: 1.0))
+    few = ["--set", "train.rounds=3", "--set", "train.checkpoint_every=1", "--no-report", "--quiet"]
+    smaller(kill_and_resume, SETTINGS=few, random=one_second)
+    assert smaller.run(kill_and_resume.main, "1") == 0
+    assert "equal, bit for bit" in capsys.readouterr().out
+
+
+def test_kill_reproduce(smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
+    early = SimpleNamespace(Random=lambda: SimpleNamespace(uniform=lambda low, high: 0.2))
+    smaller(kill_reproduce, NAMES=("optimisers",), ROUNDS=1, random=early, files=paper.write)
+    assert smaller.run(kill_reproduce.main, "1") == 0
+    assert re.search(r"1 kills, [1-9] tables, [1-9] lines: the same", capsys.readouterr().out)
+
+
+def test_million_clients(smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
+    smaller(million_clients, CLIENTS=100, LARGE=50, COHORT=5)
+    smaller.run(million_clients.main)
+    assert "a round with the large client, 5 steps long" in capsys.readouterr().out
+
+
+def test_loop(smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
+    smaller(loop, CASES=(("B", 1, 1),))
+    smaller.run(loop.main)
+    assert "times as fast as the loop" in capsys.readouterr().out
+
+
+def test_ranks(smaller: Smaller, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group of one; two real processes are in tests/test_ranks.py."""
+    monkeypatch.setenv("RANK", "0")
+    smaller.run(ranks.main, "B", "2")
+    assert capsys.readouterr().out.count("times faster: median") == 2
+
+
+def test_scaling() -> None:
+    times = scaling.in_turns({size: scaling.rounds(20, size) for size in (2, 4)}, repeats=2)
+    assert all(seconds > 0 for seconds in times.values())
+    done = subprocess.run([sys.executable, "-c", scaling.START], capture_output=True, text=True, check=True)
+    first, whole = map(float, done.stdout.split())
+    assert 0 < first <= whole
+
+
+@pytest.mark.parametrize("words", [(), ("--one-by-one",)])
+def test_uneven(words: tuple[str, ...], smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"4": np.full(4, 4), "2 to 5": np.array([2, 3, 4, 5])}
+    smaller(uneven, COHORT=2, EXAMPLES=20, sizes=lambda rng: counts)
+    smaller(simulator, Stacked=simulator.Stacked)  # put back at the end
+    smaller(recorder, SHARE=recorder.SHARE)
+    smaller.run(uneven.main, "--rounds", "6", *words)
+    assert capsys.readouterr().out.count("s a round") == len(counts)
