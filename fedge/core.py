@@ -112,8 +112,9 @@ class Task:
 class Combine:
     """How the good uploads of a task become one: pure functions on stacked uploads [J, ...].
 
-    A rule that `streams` gives the weighted mean of what `each` makes of single uploads, chunk by chunk. Any other
-    needs all uploads of a row at once, in memory, for `together`.
+    A rule sees the parts of an upload with at least 64 numbers; smaller ones beside them, such as counters and losses,
+    are averaged. A rule that `streams` gives the weighted mean of what `each` makes of single uploads, chunk by chunk.
+    Any other needs all uploads of a row at once, in memory, for `together`.
     """
 
     streams: ClassVar[bool] = False

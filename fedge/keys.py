@@ -125,6 +125,7 @@ def keep_mask(key: Tensor, shape: torch.Size, p: float, device: torch.device) ->
     return _shift(_mix(key + _steps(shape, device)), 1) >= int(p * (1 << 63))
 
 
+DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 Like = TypeVar("Like", Tensor, dict[str, Tensor])
 
 
@@ -151,9 +152,9 @@ def _each(draw: Callable[[int | Tensor, Tensor], Tensor], key: int | Tensor, lik
 
 def _uniform(key: int | Tensor, like: Tensor) -> Tensor:
     bits = _mix(key + _steps(like.shape, like.device))
-    if like.dtype == torch.float64:
-        return _shift(bits, 11).double() * 2.0**-53
-    return (_shift(bits, 40).float() * 2.0**-24).to(like.dtype)
+    digits = DIGITS[like.dtype]  # no more than the type has: a number must not be rounded up to 1
+    wide = _shift(bits, 64 - digits).to(torch.float64 if like.dtype == torch.float64 else torch.float32)
+    return (wide * 2.0**-digits).to(like.dtype)
 
 
 def _normal(key: int | Tensor, like: Tensor) -> Tensor:

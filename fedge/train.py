@@ -142,17 +142,21 @@ class Training(Generic[S]):
         params = {name: leaf.to(device) for name, leaf in parameters(self.algorithm.model).items()}
         preflight.check_model(self.algorithm, self.link.runtime, params)
         preflight.check_start(self.algorithm.init(params), state)
-        self.link.begin([*start.ledger, *(row for row in self.link.ledger if row not in start.ledger.rows)])
-        self.link.remember(start.memory)
+        declared = [row for row in self.link.ledger if row.task == "rows" and row not in start.ledger.rows]
+        self.link.begin([*start.ledger, *declared])
         run = Run(self.algorithm, state, self.link.runtime.handle, list(start.history), self.link.ledger, start.memory)
         self.replay(run)
         return run
 
     def replay(self, run: Run[S]) -> None:
-        """Do setup once more for what it leaves with the clients; its bytes were counted the first time."""
+        """Do setup once more for what it leaves with the clients; its bytes were counted the first time.
+
+        What clients remember is that of the run, whatever they wrote down in this setup.
+        """
         rows = list(run.ledger.rows)
         drive(self.algorithm.setup(run.state), self.link, self.seed, 0, self.draw)
         run.ledger.rows[:] = rows
+        self.link.remember(run.memory)
 
     def rounds(self, run: Run[S], last: int, stop: Callable[[], bool] | None) -> None:
         """The rounds that are left; a stop or a failure leaves the run at its last complete one."""

@@ -221,6 +221,71 @@ def test_a_rule_around_an_algorithm_that_combines_by_itself_is_refused() -> None
         fedge.train(algorithm, federation, rounds=1)
 
 
+def test_a_rule_around_fedova_combines_every_class_by_itself() -> None:
+    """Against the median of gathered uploads, class by class."""
+    federation = ragged(toy_data())
+    inner = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), lr=0.2, epochs=1), classes=3)
+    found = fedge.train(fedge.Robust(inner, fedge.Median()), federation, rounds=1)
+
+    class Gathering(fedge.FedAvg):
+        def round(self, state):
+            got = yield Ask("train", {"params": state["params"]}, combine=fedge.Gather())
+            middle = {k: torch.from_numpy(np.median(v.numpy(), axis=0)) for k, v in got.uploads.parts["delta"].items()}
+            return {**state, "params": fedge.tree.add(state["params"], middle)}
+
+    plain = fedge.train(
+        fedge.FedOVA(Gathering(toy_model(outputs=2), lr=0.2, epochs=1), classes=3), federation, rounds=1
+    )
+    assert close(found.params, plain.params) < 1e-12
+    assert close(found.params, fedge.train(inner, federation, rounds=1).params) > 1e-4
+
+
+@pytest.mark.parametrize("rule", [fedge.Median(), fedge.Krum(1, 2), fedge.ClippedMean(0.1), fedge.TrimmedMean(0.2)])
+def test_counters_beside_a_model_are_averaged_and_not_compared(rule: Combine) -> None:
+    """SCAFFOLD counts clients, FedNova steps: a rule for directions has no say in them."""
+    federation, model = ragged(toy_data()), fedge.models.mlp(6, (12,), 3, seed=1).double()
+    run = fedge.train(fedge.Robust(fedge.SCAFFOLD(model, epochs=1), rule), federation, rounds=20, cohort=4)
+    assert run.state["seen"] == pytest.approx(7)
+    clipped, plain = (
+        fedge.train(a, federation, rounds=1).params
+        for a in (fedge.Robust(fedge.FedNova(model, epochs=1), fedge.ClippedMean(1e6)), fedge.FedNova(model, epochs=1))
+    )
+    assert close(clipped, plain) < 1e-12
+
+
+def test_personal_layers_can_be_made_robust() -> None:
+    inner, federation = fedge.FedPer(fedge.models.mlp(6, (12,), 3, seed=1).double(), epochs=1), ragged(toy_data())
+    runs = [fedge.train(a, federation, rounds=2) for a in (inner, fedge.Robust(inner, fedge.Median()))]
+    assert close(runs[0].params, runs[1].params) > 1e-6
+    assert all("client_accuracy_mean" in record for run in runs for record in run.history)
+
+
+def test_wrappers_are_checked_at_any_depth() -> None:
+    inner = fedge.FedAvg(toy_model(outputs=2))
+    with pytest.raises(ValueError, match=r"write DataSharing\(FedOVA"):
+        fedge.FedOVA(fedge.Robust(fedge.DataSharing(inner)), classes=3)
+    with pytest.raises(ValueError, match="uploads are encoded once"):
+        fedge.Compressed(fedge.Robust(fedge.Compressed(inner)))
+
+
+def test_the_server_draws_with_another_key_in_every_round_phase_ask_and_row() -> None:
+    seen: list[int] = []
+
+    class Drawing(fedge.FedDANE):
+        def round(self, state):
+            first = yield Ask("gradient", {"params": state["params"]})
+            second = yield Ask("gradient", {"params": state["params"]})
+            seen.extend([first.key, second.key])
+            return state
+
+    federation = ragged(toy_data())
+    fedge.train(fedge.FedOVA(Drawing(toy_model(outputs=2), epochs=1), classes=3), federation, rounds=2)
+    assert len(seen) == len(set(seen)) == 2 * 2 * 3
+    again, seen = list(seen), []
+    fedge.train(fedge.FedOVA(Drawing(toy_model(outputs=2), epochs=1), classes=3), federation, rounds=2)
+    assert seen == again
+
+
 def test_krum_says_when_there_are_too_few_uploads(caplog: pytest.LogCaptureFixture) -> None:
     rule, many = fedge.Krum(bad=5, keep=2), uploads(6)
     for _ in range(2):

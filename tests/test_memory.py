@@ -183,6 +183,80 @@ def test_what_belongs_to_an_upload_that_did_not_count_is_forgotten(link) -> None
     assert set(run.memory["own_control"]["jobs"][:, 0].tolist()) == {0, 1, 2, 3, 5}
 
 
+@dataclass(frozen=True, eq=False)
+class Sour(Algorithm[dict]):
+    """A client's memory turns to NaN while its upload stays finite: from its third visit on nothing may change."""
+
+    model: torch.nn.Module
+    loss: object = cross_entropy
+
+    def tasks(self, model):
+        def first(sent):
+            return {"n": {"n": torch.zeros(1, dtype=torch.float64)}}
+
+        def finish(sent, carry, examples):
+            visits = sent["n"]["n"] + 1
+            sour = torch.where(visits > 2, torch.nan, visits)
+            return {"seen": {"n": visits}, "n": {"n": sour}}, examples.float()
+
+        def again(sent, carry, examples):
+            return {"after": {"n": sent["n"]["n"]}, "n": dict(sent["n"])}, examples.float()
+
+        pure = {"remembers": ("n",), "first": first, "batches": 1}
+        start = lambda sent: sent["params"]  # noqa: E731
+        step = lambda sent, carry, batch: carry  # noqa: E731
+        return {"visit": Task(start, step, finish, **pure), "again": Task(start, step, again, **pure)}
+
+    def init(self, params):
+        return {"params": params, "seen": 0.0, "after": 0.0}
+
+    def round(self, state):
+        got = yield Ask(("visit", "again"), {"params": state["params"]})
+        return {**state, "seen": float(got.mean["seen"]["n"]), "after": float(got.mean["after"]["n"])}
+
+    def notes(self, state):
+        return {"seen": state["seen"], "after": state["after"]}
+
+
+@pytest.mark.parametrize("make", [Simulator, lambda a, f: Simulator(a, f, chunk=1), Loopback])
+def test_what_is_not_finite_is_not_remembered_although_the_upload_counts(make) -> None:
+    algorithm, federation = Sour(toy_model()), ragged(toy_data())
+    run = fedge.train(algorithm, federation, rounds=5, link=make(algorithm, federation))
+    assert [r["seen"] for r in run.history] == pytest.approx([1, 2, 3, 3, 3])
+    assert [r["after"] for r in run.history] == pytest.approx([1, 2, 2, 2, 2])
+    assert all(not record["dropped"] for record in run.history)
+
+
+@dataclass(frozen=True, eq=False)
+class Visited(Counting):
+    """Counts in its setup as well."""
+
+    def setup(self, state):
+        yield Ask("count", {"params": state["params"]})
+        return state
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_a_setup_that_clients_remember_is_not_counted_twice_by_a_run_that_goes_on(link, tmp_path: Path) -> None:
+    algorithm, federation = Visited(toy_model()), ragged(toy_data())
+
+    def go(rounds: int, **options):
+        return fedge.train(algorithm, federation, rounds=rounds, link=link(algorithm, federation), **options)
+
+    whole = [record["asked"] for record in go(4).history]
+    assert whole == pytest.approx([2, 3, 4, 5])
+    go(2, out=tmp_path / "a")
+    assert [r["asked"] for r in go(4, out=tmp_path / "a", resume=True).history] == pytest.approx(whole)
+    assert [r["asked"] for r in go(2, start=go(2)).history] == pytest.approx(whole)
+
+
+def test_a_checkpoint_holds_no_more_than_what_is_remembered() -> None:
+    memory = ClientMemory(CPU)
+    memory.put(At(0, 1, 0), [(k, 0) for k in range(33)], {"mine": {"a": torch.zeros(33, 10)}})
+    memory.settle(1)
+    assert memory.state()["mine"]["leaves"]["a"].untyped_storage().nbytes() == 33 * 10 * 4
+
+
 def test_rows_that_counted_are_kept_beside_one_that_did_not() -> None:
     memory = ClientMemory(CPU)
     memory.put(At(0, 1, 0), [(4, 0), (4, 2), (5, 0)], {"mine": part(1.0, 2.0, 3.0)})

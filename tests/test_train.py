@@ -103,6 +103,15 @@ def test_impossible_training_is_refused(options: dict, message: str) -> None:
         fedge.train(fedge.FedAvg(toy_model()), ragged(toy_data()), **options)
 
 
+def test_a_link_that_served_another_run_in_between_counts_the_right_bytes() -> None:
+    algorithm, federation = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), epochs=1), classes=3), ragged(toy_data())
+    link = Simulator(algorithm, federation)
+    first = fedge.train(algorithm, federation, rounds=2, link=link)
+    fedge.train(algorithm, federation, rounds=2, seed=5, link=link)
+    both = fedge.train(algorithm, federation, rounds=2, link=link, start=first)
+    assert both.ledger.rows == fedge.train(algorithm, federation, rounds=4).ledger.rows
+
+
 def test_impossible_observations_and_a_device_said_twice_are_refused() -> None:
     with pytest.raises(ValueError, match="evaluate_every is 0"):
         fedge.Observe(evaluate_every=0)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedge import tree
-from fedge.algorithms.wrapper import Wrapper
+from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Flow, Model, Params
 
@@ -33,7 +33,7 @@ class Averaged(Wrapper[State]):
 
     def __post_init__(self) -> None:
         at_least_one("window", self.window)
-        if isinstance(self.inner, Averaged):
+        if any(isinstance(one, Averaged) for one in chain(self.inner)):
             raise ValueError("a mean of means forgets twice: set one window instead of nesting Averaged")
 
     def init(self, params: Params) -> State:

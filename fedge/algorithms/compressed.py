@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedge.algorithms.wrapper import Wrapper
+from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.codecs import Cast, Quantise, TopK
 from fedge.core import Algorithm, Codec, Model, Task
 
@@ -37,7 +37,7 @@ class Compressed(Wrapper[Any]):
             raise TypeError(
                 f"codec is {self.codec!r}, it must be a codec such as fedge.Quantise(8) or fedge.TopK(0.01)"
             )
-        if isinstance(self.inner, Compressed):
+        if any(isinstance(one, Compressed) for one in chain(self.inner)):
             raise ValueError("uploads are encoded once: choose one codec in place of nesting Compressed")
 
     def tasks(self, model: Model) -> Mapping[str, Task]:

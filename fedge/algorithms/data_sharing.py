@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedge.algorithms.wrapper import Wrapper
+from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.core import Algorithm, Flow, Share
 
 
@@ -26,7 +26,7 @@ class DataSharing(Wrapper[Any]):
     def __post_init__(self) -> None:
         if not isinstance(self.beta, int | float) or not 0 < self.beta <= 1:
             raise ValueError(f"beta is {self.beta!r}, it must be greater than 0 and at most 1")
-        if isinstance(self.inner, DataSharing):
+        if any(isinstance(one, DataSharing) for one in chain(self.inner)):
             raise ValueError("data is shared once: add up the two betas instead of nesting DataSharing")
 
     def setup(self, state: Any) -> Flow[Any]:

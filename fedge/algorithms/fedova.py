@@ -13,7 +13,7 @@ from torch import Tensor
 from fedge import tree
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.fedper import FedPer
-from fedge.algorithms.wrapper import Wrapper
+from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import parameters
@@ -59,11 +59,12 @@ class FedOVA(Wrapper[State]):
     def __post_init__(self) -> None:
         at_least_one("classes", self.classes)
         positive("positive_weight", self.positive_weight)
-        if isinstance(self.inner, FedOVA):
+        inside = [*chain(self.inner)]
+        if any(isinstance(one, FedOVA) for one in inside):
             raise ValueError("a binary problem has no classes left to split: FedOVA cannot wrap FedOVA")
-        if isinstance(self.inner, DataSharing):
+        if any(isinstance(one, DataSharing) for one in inside):
             raise ValueError("data is shared with clients, not with classes: write DataSharing(FedOVA(...), beta)")
-        if isinstance(_innermost(self.inner), FedPer):
+        if isinstance(inside[-1], FedPer):
             raise ValueError("personal layers serve one client, and FedOVA's prediction compares models of all clients")
 
     @property
@@ -151,12 +152,6 @@ class FedOVA(Wrapper[State]):
         """log P(i | x) - log P(not i | x) for every class, [N, classes]."""
         logits = [self.inner.scores(model, one, x) for one in state]
         return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
-
-
-def _innermost(algorithm: Algorithm[Any]) -> Algorithm[Any]:
-    while isinstance(algorithm, Wrapper):
-        algorithm = algorithm.inner
-    return algorithm
 
 
 def _is_class(y: Tensor, row: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fedge.core import Algorithm, Ask, Combine, Flow
 
 @dataclass(frozen=True, eq=False)
 class Robust(Wrapper[Any]):
-    """The inner algorithm, whose every ask is combined by `combine` in place of the weighted mean.
+    """The inner algorithm, whose asks are combined by `combine` in place of the weighted mean.
 
     A few clients that send anything at all then move the model little, at the price of what honest but unusual clients
     would have added. The server's arithmetic stays the inner algorithm's: it reads the combined upload as its mean. A
@@ -29,15 +29,25 @@ class Robust(Wrapper[Any]):
         if not isinstance(self.combine, Combine):
             raise TypeError(f"combine is {self.combine!r}, it must be a rule such as fedge.Median() or fedge.Krum(2)")
 
-    def round(self, state: Any) -> Flow[Any]:
-        return altered(self.inner.round(state), self._changed)
+    def setup(self, state: Any) -> Flow[Any]:
+        return altered(self.inner.setup(state), self._changed)
 
-    def _changed(self, ask: Ask) -> Ask:
-        if isinstance(ask.combine, Gather):
+    def round(self, state: Any) -> Flow[Any]:
+        changed: list[Ask] = []
+        after = yield from altered(self.inner.round(state), lambda ask: self._changed(ask, changed))
+        if not changed:
             raise ValueError(
                 f"{type(self.inner).__name__} gathers single uploads and combines them itself: {self.combine} would "
                 "change nothing; take Robust away"
             )
+        return after
+
+    def _changed(self, ask: Ask, seen: list[Ask] | None = None) -> Ask:
+        """With this rule; asks that gather are the inner algorithm's own business."""
+        if isinstance(ask.combine, Gather):
+            return ask
+        if seen is not None:
+            seen.append(ask)
         return replace(ask, combine=self.combine)
 
 

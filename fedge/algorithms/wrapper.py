@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,3 +61,11 @@ class Wrapper(Algorithm[S]):
 
     def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
         return self.inner.scores(model, state, x)
+
+
+def chain(algorithm: Algorithm[Any]) -> Iterator[Algorithm[Any]]:
+    """An algorithm, the one it wraps, the one that wraps, and so on."""
+    yield algorithm
+    while isinstance(algorithm, Wrapper):
+        algorithm = algorithm.inner
+        yield algorithm

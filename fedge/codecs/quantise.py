@@ -37,7 +37,8 @@ class Quantise(Codec):
 
     def encode(self, part: Params, key: Tensor) -> Params:
         sent: Params = {}
-        for place, (name, leaf) in enumerate(part.items()):
+        for place, (name, given) in enumerate(part.items()):
+            leaf = given if given.dtype == torch.float64 else given.float()  # half precision has too few digits
             scale = leaf.abs().amax()
             unit = torch.where(scale > 0, scale, 1.0)
             draw = keys.uniform(keys.fold_tensor(key, place).to(leaf.device), leaf)
@@ -50,8 +51,8 @@ class Quantise(Codec):
         found: Params = {}
         for name, leaf in like.items():
             codes = self._unpacked(sent[f"{name}.{CODES}"])[: leaf.numel()].view(leaf.shape)
-            signed = codes.to(leaf.dtype) - self.levels
-            found[name] = signed * (sent[f"{name}.{SCALE}"] / self.levels)
+            signed = codes.to(sent[f"{name}.{SCALE}"].dtype) - self.levels
+            found[name] = (signed * (sent[f"{name}.{SCALE}"] / self.levels)).to(leaf.dtype)
         return found
 
     def _packed(self, codes: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ VALUES, PLACES = "values", "places"
 class TopK(Codec):
     """The k = max(1, round(share d)) numbers of largest magnitude among all tensors of a part, and where they stand.
 
-    It is biased: without error feedback (`Compressed(..., feedback=True)`) small coordinates would never be heard.
+    Magnitudes that are equal to half their digits count as equal, and the first of them is sent: in a model with two
+    outputs many pairs are equal but for rounding, which must not decide. It is biased: without error feedback (`Compressed(..., feedback=True)`) small coordinates would never be heard.
 
     Bytes: k (b + 4), b bytes per number and 4 per place.
     """
@@ -32,7 +33,7 @@ class TopK(Codec):
 
     def encode(self, part: Params, key: Tensor) -> Params:
         flat = torch.cat([leaf.flatten() for leaf in part.values()])
-        places = flat.abs().topk(max(1, round(self.share * tree.size(part)))).indices
+        places = _ranks(flat).topk(max(1, round(self.share * tree.size(part)))).indices
         return {VALUES: flat[places], PLACES: places.to(torch.int32)}
 
     def decode(self, sent: Params, like: Params) -> Params:
@@ -42,3 +43,9 @@ class TopK(Codec):
         flat = flat.scatter(0, sent[PLACES].long(), values)
         pieces = flat.split(sizes)
         return {name: piece.view(leaf.shape) for (name, leaf), piece in zip(like.items(), pieces, strict=True)}
+
+
+def _ranks(flat: Tensor) -> Tensor:
+    """Whole numbers in the order of the magnitudes, no two alike: coarse magnitudes, ties by place, first ones ahead."""
+    coarse = flat.abs().to(torch.float32 if flat.dtype == torch.float64 else torch.bfloat16).float()
+    return (coarse.view(torch.int32).long() << 32) - torch.arange(len(flat), device=flat.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,5 +28,5 @@ class TrimmedMean(Combine):
         return coordinates(self._mean, uploads)
 
     def _mean(self, leaf: Tensor) -> Tensor:
-        cut = int(self.share * len(leaf))
+        cut = math.floor(self.share * len(leaf) + 1e-9)  # 0.29 * 100 is a little below 29
         return leaf.sort(0).values[cut : len(leaf) - cut].mean(0)

@@ -114,7 +114,7 @@ class Device:
         if head["shared"] and memory.shared_token(context) != head["shared"]:
             return pack({"forgot": "the examples that were shared"} | _who(context))
         worker = self._worker(head["label"], context, bool(head["shared"]))
-        memory.recall(context, head["label"], worker)
+        memory.recall(context, head["label"], str(head.get("run", "")), worker)
         at, answers = At(*head["at"]), {}
         for round, phase, row in head.get("void", []):
             worker.memory.void(At(at.seed, round, phase), [(worker.client, row)])
@@ -123,7 +123,7 @@ class Device:
             sent: dict[int, Payload] = wire.decode(blobs[name])
             _check_held(worker, at, tuple(reuse), sent)
             answers[name] = wire.encode(worker.work(at, tuple(tasks), tuple(reuse), sent))
-        memory.remember(context, head["label"], worker)
+        memory.remember(context, head["label"], str(head.get("run", "")), worker)
         spent = time.perf_counter() - begin
         seconds = {"start": max(0.0, _start() - spent), "work": spent}
         return pack({"seconds": seconds} | _who(context), answers)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
@@ -28,6 +29,7 @@ from fedge.engine.links.base_link import Replies
 from fedge.engine.links.message_link import Mail, MessageLink, Parts
 from fedge.engine.runtime import plain_runtime
 from fedge.federation import Federation
+from fedge.ledger import Row
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class FlowerLink(MessageLink):
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
+        self._run = uuid4().hex  # nodes forget what they remember of another run
         self._void: dict[int, list[list[int]]] = {}  # client -> (round, phase, row) of uploads that did not count
         runtime = plain_runtime(algorithm, federation)
         self.pool = Population(federation, runtime.x.dtype, runtime.device)  # what the server knows of its clients
@@ -126,10 +129,23 @@ class FlowerLink(MessageLink):
         blobs = {str(position): blob for position, blob in parts.items()}
         if client in self._owed:
             blobs["shared"] = self._shared[1]
-        head = {"at": list(at), "label": self.label, "shared": self._shared[0], "asks": wanted}
+        head = {"at": list(at), "label": self.label, "run": self._run, "shared": self._shared[0], "asks": wanted}
         if client in self._void:
             head["void"] = self._void[client]
         return pack(head, blobs)
+
+    def settings(self) -> dict[str, Any]:
+        return {"run": self._run}
+
+    def restore(self, settings: Mapping[str, Any]) -> None:
+        self._run = settings.get("run", self._run)
+
+    def begin(self, rows: Iterable[Row]) -> None:
+        super().begin(rows)
+        self._void = {}
+
+    def memory_bytes(self) -> int | None:
+        return None
 
     def void(self, at: At, jobs: list[Job]) -> None:
         """Clients are told with their next message; until then nothing of the round is final for them."""

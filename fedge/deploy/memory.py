@@ -18,22 +18,22 @@ from fedge.engine.links import wire
 HELD, SHARED, TOKEN, MEMORY = "fedge.held", "fedge.shared", "fedge.token", "fedge.memory"
 
 
-def remember(context: Context, label: str, worker: Worker) -> None:
+def remember(context: Context, label: str, run: str, worker: Worker) -> None:
     """Every message may start a process of its own, so what the worker holds goes through bytes."""
     _put(context, HELD, {"label": label, "round": worker.round, "held": worker.held})
     memory = worker.memory
     if memory.tables or memory.written:
         written = [[list(one.at), list(one.jobs), one.parts] for one in memory.written]
-        _put(context, f"{MEMORY}.{label}", {"final": memory.state(), "written": written})
+        _put(context, f"{MEMORY}.{label}", {"run": run, "final": memory.state(), "written": written})
 
 
-def recall(context: Context, label: str, worker: Worker) -> None:
+def recall(context: Context, label: str, run: str, worker: Worker) -> None:
     """Give a fresh worker what its predecessor held; of another algorithm it holds nothing."""
     found = _get(context, HELD)
     if found is not None and found["label"] == label:
         worker.round, worker.held = found["round"], found["held"]
     remembered = _get(context, f"{MEMORY}.{label}")
-    if remembered is not None:
+    if remembered is not None and remembered["run"] == run:
         worker.memory.load(remembered["final"])
         for at, jobs, parts in remembered["written"]:
             worker.memory.put(At(*at), [(int(client), int(row)) for client, row in jobs], parts)

@@ -44,7 +44,8 @@ def serve(
     roster.wait(federation.clients if nodes is None else nodes, wait, deadline)
     resumed = bool(training.get("resume"))
     link = FlowerLink(algorithm, federation, grid, roster, deadline=deadline, min_replies=min_replies, resumed=resumed)
-    return train(algorithm, federation, link=link, **({"observe": Observe(checkpoint_every=1)} | training))
+    observe = replace(training.pop("observe", None) or Observe(), checkpoint_every=1)  # devices remember one round back
+    return train(algorithm, federation, link=link, observe=observe, **training)
 
 
 @cache

@@ -16,7 +16,7 @@ from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule, client_key, client_keys, one_client
 from fedge.engine.clients.client_parts import Kept, together
 from fedge.engine.clients.directory import Directory, Jobs
-from fedge.engine.clients.memory import ClientMemory
+from fedge.engine.clients.memory import ClientMemory, Job
 from fedge.engine.clients.population import Population
 from fedge.engine.clients.recall import Mine, Recall
 from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
@@ -90,6 +90,7 @@ class Simulator(BaseLink):
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger(self.directory.declaration(self.tasks.values()))
         self.memory = ClientMemory(self.device)
+        self._bad: list[Job] = []  # jobs of this phase whose uploads do not count
         self.recall = Recall(self.memory, self.device)
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
@@ -151,6 +152,7 @@ class Simulator(BaseLink):
             answers.append(total.reply())
             dropped += bad
             asked += mine.clients.tolist()
+        self.close(at)
         if asked or not len(clients):  # else nobody holds what was asked for
             good = len(asked) if not dropped and self.min_replies == 1 else checks.good_clients(asked, dropped)
             checks.require(good, self.min_replies, asks[0].tasks[0], dropped)
@@ -179,15 +181,20 @@ class Simulator(BaseLink):
                     self.recall.keep(at, part, one.mine)
             uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(one.up for one in done)
-            dropped += self._refused(at, intake.take(part, positions, self.received(part, uploads)))
-        dropped += self._refused(at, intake.close())
+            dropped += self._refused(intake.take(part, positions, self.received(part, uploads)))
+        dropped += self._refused(intake.close())
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         return intake.total, dropped, up
 
-    def _refused(self, at: At, refused: Refused) -> list[Drop]:
+    def close(self, at: At) -> None:
+        """All asks of a phase are done: what belongs to uploads that did not count is forgotten."""
+        self.memory.void(at, self._bad)
+        self._bad = []
+
+    def _refused(self, refused: Refused) -> list[Drop]:
         dropped, jobs = refused
-        self.memory.void(at, jobs)
+        self._bad += jobs
         return dropped
 
     def received(self, jobs: Jobs, uploads: dict[str, Upload]) -> dict[str, Upload]:
@@ -313,12 +320,12 @@ class Simulator(BaseLink):
                 raw, weight = self._plainly(at, name, task, known, around, jobs, record, draws)
             else:
                 raw, weight = self._stacked(at, task, known, around, jobs, draws)
-            done.append(self._sent_up(task, jobs, (raw, weight), keys, position))
+            done.append(self._sent_up(name, task, jobs, (raw, weight), keys, position))
             payload = payload | {part: raw[part] for part in task.keeps}
             dims = dims | dict.fromkeys(task.keeps, 0)
         return done
 
-    def _sent_up(self, task: Task, jobs: Jobs, upload: Upload, keys: Tensor | None, position: int) -> Done:
+    def _sent_up(self, name: str, task: Task, jobs: Jobs, upload: Upload, keys: Tensor | None, position: int) -> Done:
         """From what `finish` returned to what the server sees of it."""
         raw, weight = upload
         if not task.remembers and task.codec is None:
@@ -328,7 +335,7 @@ class Simulator(BaseLink):
         left: Payload = {}
         seen, up = travels, payload_bytes(travels)
         if task.codec is not None and not task.private and keys is not None:
-            seen, up, left = self.recall.coded(task, jobs, travels, keys, position)
+            seen, up, left = self.recall.coded(name, task, jobs, travels, keys, position)
         found = self.recall.mine(mine, left)
         return Done((seen, weight), 0 if task.private else up + weight.nbytes, raw, found)
 

@@ -60,12 +60,11 @@ class Log:
         """The run as its checkpoint has it; `rounds` is how many it shall have in the end."""
         content, records, rows = self.group.first(lambda: self._reopen(rounds))
         self.link.restore(content["engine"])
-        self.link.remember(content.get("clients", {}))
         runtime = self.link.runtime
         state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(runtime.device), content["state"])
         self.link.begin(rows)
         self.saved = content["round"]
-        return Run(algorithm, state, runtime.handle, records, self.link.ledger)
+        return Run(algorithm, state, runtime.handle, records, self.link.ledger, content.get("clients", {}))
 
     def _reopen(self, rounds: int) -> tuple[dict[str, Any], list[Record], list[Row]]:
         content = self.folder.reopen(self.config)

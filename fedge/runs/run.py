@@ -28,7 +28,9 @@ class Run(Generic[S]):
     history: list[Record] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     memory: Record = field(default_factory=dict)  # what simulated clients remember, to go on from
-    memory_bytes: int = 0  # what that takes, over all clients that took part
+    memory_bytes: int | None = (
+        0  # what that takes; None on a fleet, whose devices keep it, over all clients that took part
+    )
     stopped: bool = False
 
     def __repr__(self) -> str:

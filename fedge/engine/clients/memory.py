@@ -83,20 +83,21 @@ class ClientMemory:
         self.device = device
         self.tables: dict[str, Table] = {}
         self.written: list[Written] = []
+        self._fresh: dict[str, dict[Job, tuple[Params, int]]] = {}  # the newest of what was written, by part and job
 
     def begin(self, at: At) -> None:
         """A phase begins: earlier rounds are final; what an abandoned try at this phase wrote is dropped."""
         for one in self.written:
             if one.at.round < at.round:
                 self._keep(one)
-        self.written = [one for one in self.written if one.at.round == at.round and one.at.phase < at.phase]
+        self._keep_only([one for one in self.written if one.at.round == at.round and one.at.phase < at.phase])
 
     def settle(self, round: int) -> None:
         """Rounds up to this one are final; anything later was abandoned."""
         for one in self.written:
             if one.at.round <= round:
                 self._keep(one)
-        self.written = []
+        self._keep_only([])
 
     def _keep(self, one: Written) -> None:
         for name, part in one.parts.items():
@@ -104,18 +105,20 @@ class ClientMemory:
 
     def knows(self, name: str, jobs: Sequence[Job]) -> list[bool]:
         slots = self.tables[name].slots if name in self.tables else {}
-        fresh = {job for one in self.written if name in one.parts for job in one.jobs}
+        fresh = self._fresh.get(name, {})
         return [job in slots or job in fresh for job in jobs]
 
     def get(self, name: str, jobs: Sequence[Job]) -> Params:
         """A part of these jobs, [J, ...]; zeros where there is none. Some job must have it."""
         found = self.tables[name].get(jobs, self.device) if name in self.tables else {}
-        places = {job: place for place, job in enumerate(jobs)}
-        for one in list(self.written):
-            pairs = [(places[job], at) for at, job in enumerate(one.jobs) if job in places and name in one.parts]
-            if not pairs:
-                continue
-            part = one.parts[name]
+        fresh = self._fresh.get(name, {})
+        sources: dict[int, list[tuple[int, int]]] = {}  # where a part lies -> (place among the jobs, place there)
+        for place, job in enumerate(jobs):
+            if job in fresh:
+                part, there = fresh[job]
+                sources.setdefault(id(part), []).append((place, there))
+        for pairs in sources.values():
+            part = fresh[jobs[pairs[0][0]]][0]
             if not found:
                 found = {key: leaf.new_zeros(len(jobs), *leaf.shape[1:]) for key, leaf in part.items()}
             to, source = (torch.tensor(side, device=self.device) for side in zip(*pairs, strict=True))
@@ -125,6 +128,16 @@ class ClientMemory:
     def put(self, at: At, jobs: Sequence[Job], parts: Payload) -> None:
         if parts and jobs:
             self.written.append(Written(at, jobs, parts))
+            self._index(self.written[-1])
+
+    def _index(self, one: Written) -> None:
+        for name, part in one.parts.items():
+            self._fresh.setdefault(name, {}).update({job: (part, place) for place, job in enumerate(one.jobs)})
+
+    def _keep_only(self, written: list[Written]) -> None:
+        self.written, self._fresh = written, {}
+        for one in written:
+            self._index(one)
 
     def void(self, at: At, jobs: Sequence[Job]) -> None:
         """The uploads of these jobs in this phase did not count: what they wrote in it is forgotten."""
@@ -139,7 +152,7 @@ class ClientMemory:
                 one = Written(one.at, [one.jobs[place] for place in left], parts)
             if one.jobs:
                 kept.append(one)
-        self.written = kept
+        self._keep_only(kept)
 
     @property
     def nbytes(self) -> int:
@@ -150,14 +163,15 @@ class ClientMemory:
         return {
             name: {
                 "jobs": torch.tensor(list(table.slots), dtype=torch.long).view(-1, 2),
-                "leaves": {key: leaf[: len(table.slots)] for key, leaf in table.leaves.items()},
+                "leaves": {key: leaf[: len(table.slots)].clone() for key, leaf in table.leaves.items()},
             }
             for name, table in self.tables.items()
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """What `state` gave, in place of everything here."""
-        self.tables, self.written = {}, []
+        self.tables = {}
+        self._keep_only([])
         for name, one in state.items():
             jobs = [(int(client), int(row)) for client, row in one["jobs"].tolist()]
             self.tables[name] = Table(self.device)

@@ -73,16 +73,16 @@ class Recall:
         return begun
 
     def coded(
-        self, task: Task, jobs: Jobs, upload: Payload, client_keys: Tensor, position: int
+        self, of: str, task: Task, jobs: Jobs, upload: Payload, client_keys: Tensor, position: int
     ) -> tuple[Payload, int, Payload]:
-        """Uploads as the server sees them, the bytes that they took, and what the codec left out."""
+        """Uploads of a task as the server sees them, the bytes that they took, and what the codec left out."""
         left: Payload = {}
         for name, part in upload.items() if task.feedback else ():
-            found = self._one(left_out(name), jobs.pairs())[0] if is_coded(_single(part)) else {}
+            found = self._one(left_out(of, name), jobs.pairs())[0] if is_coded(_single(part)) else {}
             left[name] = found or tree.zeros_like(part)
         keys = codec_key(client_keys, position, jobs.rows).to(self.device)
         done = vmap(lambda *args: code(task, *args), randomness="error")(upload, left, keys)
-        return done.seen, payload_bytes(done.sent), {left_out(name): part for name, part in done.left.items()}
+        return done.seen, payload_bytes(done.sent), {left_out(of, name): part for name, part in done.left.items()}
 
     def mine(self, parts: Payload, left: Payload) -> Mine | None:
         """What is to be remembered of a task."""

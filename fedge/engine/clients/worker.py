@@ -54,7 +54,7 @@ class Worker:
             kept = {part: upload[part] for part in task.keeps}
             held, payload = held | kept, payload | kept
             if not task.private and task.codec is not None:
-                travels, left = self._coded(at, task, position, row, travels)
+                travels, left = self._coded(at, name, position, row, travels)
                 mine = mine | left
             self._remember(at, row, mine)
             if not task.private:
@@ -79,16 +79,16 @@ class Worker:
         first: Payload = task.first(payload) if task.first is not None and not all(known.values()) else {}
         return {n: _only(self.memory.get(n, job)) if known[n] else first[n] for n in task.remembers}
 
-    def _coded(self, at: At, task: Task, position: int, row: int, upload: Payload) -> tuple[Payload, Payload]:
+    def _coded(self, at: At, of: str, position: int, row: int, upload: Payload) -> tuple[Payload, Payload]:
         """The upload as it travels, and what its codec left out, to be remembered."""
-        job, left = [(self.client, row)], dict[str, dict[str, Tensor]]()
+        task, job, left = self.tasks[of], [(self.client, row)], dict[str, dict[str, Tensor]]()
         for name, part in upload.items() if task.feedback else ():
-            known = is_coded(part) and self.memory.knows(left_out(name), job)[0]
+            known = is_coded(part) and self.memory.knows(left_out(of, name), job)[0]
             zeros = {key: torch.zeros_like(leaf) for key, leaf in part.items()}
-            left[name] = _only(self.memory.get(left_out(name), job)) if known else zeros
+            left[name] = _only(self.memory.get(left_out(of, name), job)) if known else zeros
         key = codec_key(torch.tensor(client_key(at, self.client)), position, torch.tensor(row))
         done = code(task, upload, left, key)
-        return done.sent, {left_out(name): part for name, part in done.left.items()}
+        return done.sent, {left_out(of, name): part for name, part in done.left.items()}
 
     def _remember(self, at: At, row: int, parts: Payload) -> None:
         stacked = {name: {key: leaf[None] for key, leaf in part.items()} for name, part in parts.items()}

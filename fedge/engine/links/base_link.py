@@ -60,8 +60,8 @@ class BaseLink(ABC):
         """Whether `remembered` has to ask other processes, which may be gone."""
         return False
 
-    def memory_bytes(self) -> int:
-        """Bytes that the clients' memory takes, as far as the link has it."""
+    def memory_bytes(self) -> int | None:
+        """What clients remember takes so many bytes; None where the link does not know."""
         return 0
 
     def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
@@ -118,7 +118,7 @@ class Around(BaseLink):
     def remembers_elsewhere(self) -> bool:
         return self.inner.remembers_elsewhere()
 
-    def memory_bytes(self) -> int:
+    def memory_bytes(self) -> int | None:
         return self.inner.memory_bytes()
 
     def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:

@@ -19,6 +19,7 @@ from fedge.engine.links.base_link import BaseLink, Replies, begins_anew
 from fedge.engine.ranks.process_group import Group, Processes, RankError
 from fedge.engine.simulator import Simulator
 from fedge.engine.uploads import checks
+from fedge.engine.uploads.coding import split
 from fedge.engine.uploads.intake import Total, new_total
 from fedge.engine.uploads.stacking import Stack
 from fedge.engine.uploads.streaming import Sums, mean_type, sum_type
@@ -109,8 +110,8 @@ class Ranks(BaseLink):
     def remembers_elsewhere(self) -> bool:
         return self.remembers
 
-    def memory_bytes(self) -> int:
-        return sum(self.group.gather(self.simulator.memory_bytes())) if self.remembers else 0
+    def memory_bytes(self) -> int | None:
+        return sum(self.group.gather(self.simulator.memory.nbytes)) if self.remembers else 0
 
     def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
         """`stop` as all ranks see it: what any of them wanted when the last phase was summed."""
@@ -125,6 +126,7 @@ class Ranks(BaseLink):
         parts = [self._part(ask, clients) for ask in asks]
         self._deal([part.jobs for part in parts])
         done, error = self._own(at, parts)
+        self.simulator.close(at)
         answers, dropped = [], list[Drop]()
         for part, one in zip(parts, self._sum(at, parts, done, error), strict=True):
             self.ledger.add(self.simulator.row(at, part.ask, part.tasks[0], part.jobs, one.up))
@@ -144,7 +146,7 @@ class Ranks(BaseLink):
         for task in tasks if len(jobs.clients) else ():
             upload = checks.template(task, self._known)
             self._known |= {name: upload[name] for name in task.keeps}
-            like |= {} if task.private else checks.upload_template(task, self._known)
+            like |= {} if task.private else _combined(ask.combine, checks.upload_template(task, self._known))
         return Part(ask, tasks, jobs, like)
 
     def _deal(self, phase: list[Jobs]) -> None:
@@ -219,6 +221,14 @@ class Ranks(BaseLink):
         order = self.simulator.population.sizes(jobs.clients).sort(descending=True, stable=True).indices
         place = {client: at for at, client in reversed([*enumerate(jobs.clients[order].tolist())])}
         return sorted(dropped, key=lambda drop: place[drop.client])
+
+
+def _combined(combine: Combine, like: Payload) -> Payload:
+    """What a streaming rule makes of such an upload."""
+    if not combine.streams:
+        return like
+    large, small = split({part: tree.map_(lambda leaf: leaf[None], leaves) for part, leaves in like.items()})
+    return {part: tree.take(leaves, 0) for part, leaves in {**combine.each(large), **small}.items()}
 
 
 def _on(device: torch.device, memory: dict[str, Any]) -> dict[str, Any]:

@@ -25,14 +25,29 @@ def is_coded(part: Params) -> bool:
     return tree.size(part) >= SMALL and all(leaf.is_floating_point() for leaf in part.values())
 
 
+def split(upload: Payload) -> tuple[Payload, Payload]:
+    """(what rules look at, what is merely averaged): counters beside a model's numbers are not compared with these.
+
+    Parts with fewer than SMALL numbers are such, unless there is no larger one. Every tensor has a leading job axis.
+    """
+    large = {name: part for name, part in upload.items() if _numbers(part) >= SMALL}
+    if not large:
+        return upload, {}
+    return large, {name: part for name, part in upload.items() if name not in large}
+
+
+def _numbers(part: Params) -> int:
+    return sum(leaf[0].numel() for leaf in part.values())
+
+
 def codec_key(client_key: Tensor, position: int, row: Tensor) -> Tensor:
     """The address of what a codec draws: the client's work in a phase, the task's position in the ask, the row."""
     return fold_tensor(client_key, CODEC, position, row)
 
 
-def left_out(part: str) -> str:
-    """The name under which a client remembers what its codec left out of a part."""
-    return f"left out of {part}"
+def left_out(task: str, part: str) -> str:
+    """The name under which a client remembers what its codec left out of a part of a task's upload."""
+    return f"left out of {task}/{part}"
 
 
 def code(task: Task, upload: Payload, left: Payload, key: Tensor) -> Coded:

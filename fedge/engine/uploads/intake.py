@@ -54,6 +54,8 @@ class Intake:
         self._held: list[Held] = []
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
+        if not uploads:  # private tasks alone
+            return [], []
         if self.max_ratio is None:
             return add_good(self.total, jobs, positions, uploads, self.max_weight)
         sizes = [_sizes(upload) for upload, _ in uploads.values()]

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Combine, Params, Payload, Reply, Uploads
+from fedge.engine.uploads.coding import split
+from fedge.engine.uploads.streaming import mean_type
 from fedge.ledger import payload_bytes
 
 log = logging.getLogger("fedge")
@@ -85,7 +87,9 @@ class Stack:
         count = chosen.sum()
         mean: Payload = {}
         for upload, weight in zip(whole.uploads, whole.weights, strict=True) if int(count) else ():
-            mean |= self.combine.together({n: tree.take(p, chosen) for n, p in upload.items()}, weight[chosen])
+            large, small = split({n: tree.take(p, chosen) for n, p in upload.items()})
+            mean |= self.combine.together(large, weight[chosen])
+            mean |= {name: _mean(part, weight[chosen]) for name, part in small.items()}
         return mean, count
 
     def _tell(self, whole: Piece) -> None:
@@ -95,6 +99,11 @@ class Stack:
             _TOLD.add(name)
             size = sum(payload_bytes(upload) for upload in whole.uploads)
             log.info("%s needs all %d uploads at once: %.1f MB", name, len(whole.clients), size / 1e6)
+
+
+def _mean(part: Params, weights: Tensor) -> Params:
+    share = weights.double() / weights.double().sum()
+    return tree.map_(lambda leaf: torch.tensordot(share, leaf.double(), dims=1).to(mean_type(leaf)), part)
 
 
 def _joined(parts: list[Params], order: Tensor) -> Params:

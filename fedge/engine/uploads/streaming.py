@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedge.core import Combine, Params, Payload, Reply
+from fedge.engine.uploads.coding import split
 
 
 class Part(NamedTuple):
@@ -45,7 +46,8 @@ class Sums:
         totals: dict[str, Tensor] = {}
         for upload, weight in zip(uploads, weights, strict=True):
             total = self._by_row(weight.double(), rows)
-            for part, leaves in self.combine.each(upload).items():
+            large, small = split(upload)
+            for part, leaves in {**self.combine.each(large), **small}.items():
                 self.types[part] = {name: mean_type(leaf) for name, leaf in leaves.items()}
                 sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
                 totals[part] = total
