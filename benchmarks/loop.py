@@ -21,7 +21,7 @@ def main() -> None:
     for name, threads, repeats in CASES:
         timing = measure(WORKLOADS[name], "cpu", repeats, threads=(threads, threads))
         print(f"{name} ({WORKLOADS[name].title}), {threads} thread(s), {repeats} repeats in turns:")
-        print(f"   {timing.median:.4f} s a round, {timing.ratio:.2f} times as fast as the loop")
+        print(f"   {timing.median:.4f} s per round, {timing.ratio:.2f} times as fast as the loop")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A million clients of 4 examples, one of them with 100,000; linear model, 100 clients a round.
+"""A million clients of 4 examples, one of them with 100,000; linear model, 100 clients per round.
 
     python -m benchmarks.million_clients
 

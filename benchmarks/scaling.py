@@ -1,8 +1,8 @@
-"""Does a round's time follow the work? Cohorts of 10, 500 and 1000, populations of 1e4 and 1e6, and the start.
+"""Does per round's time follow the work? Cohorts of 10, 500 and 1000, populations of 1e4 and 1e6, and the start.
 
     python -m benchmarks.scaling
 
-The workload is C's (digits, MLP 64-32-10, 14 examples a client, one epoch), on one CPU thread.
+The workload is C's (digits, MLP 64-32-10, 14 examples per client, one epoch), on one CPU thread.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
     for name, value, limit in figures:
         print(f"{'ok ' if value <= limit else 'NO '} {value:8.3f}  (at most {limit:g})  {name}")
     print(f"import to the end of the first round, its steps recorded: {whole:.2f} s")
-    print("ms a round:", {size: round(1e3 * value, 2) for size, value in (cohort | people).items()})
+    print("ms per round:", {size: round(1e3 * value, 2) for size, value in (cohort | people).items()})
     sys.exit(any(value > limit for _, value, limit in figures))
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.uneven --device cuda --precision tf32 --compile [--one-by-one]
 
-FedAvg on Fashion-MNIST's network and random pictures, one epoch, 20 of 100 clients a round.
+FedAvg on Fashion-MNIST's network and random pictures, one epoch, 20 of 100 clients per round.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
         parser.error(f"--rounds {rounds}: at least 6, half of which are timed")
     for name, counts in sizes(rng).items():
         first, each = measure(counts, rng, rounds, **given)
-        print(f"{name} examples a client: first round after {first:.2f} s, then {each:.4f} s a round", flush=True)
+        print(f"{name} examples per client: first round after {first:.2f} s, then {each:.4f} s per round", flush=True)
 
 
 if __name__ == "__main__":

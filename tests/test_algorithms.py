@@ -31,7 +31,7 @@ UNTOUCHED = {
 
 
 def final_accuracy(algorithm: fedge.Algorithm) -> float:
-    """Two labels a client, 20 of 100 clients a round, the last five of 50 rounds; guessing is at 10 %."""
+    """Two labels per client, 20 of 100 clients per round, the last five of 50 rounds; guessing is at 10 %."""
     lists = fedge.partition.labels_per_client(DIGITS.train_y, 100, labels=2, seed=0)
     run = fedge.train(algorithm, fedge.Federation(DIGITS, lists), rounds=50, cohort=20, seed=0)
     return sum(record["test_accuracy"] for record in run.history[-5:]) / 5

@@ -68,8 +68,8 @@ def test_the_plain_loop_does_the_same_work(name: str) -> None:
     assert steps == jobs * wanted
 
 
-# Momentum that is recorded, memory, three phases, products of the curvature, rows with curvature, and sharing.
-SHORT = {"fedavg momentum", "scaffold", "feddane", "fisher l-bfgs, product", "fedova, fisher l-bfgs", "data sharing"}
+# Momentum that is recorded, memory, two phases, products of the curvature, and rows with curvature.
+SHORT = {"fedavg momentum", "scaffold", "feddane", "fisher l-bfgs, product", "fedova, fisher l-bfgs"}
 
 
 @pytest.mark.parametrize("name", cases(SHORT, NAMES))

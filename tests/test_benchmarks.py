@@ -189,4 +189,4 @@ def test_uneven(words: tuple[str, ...], smaller: Smaller, capsys: pytest.Capture
     smaller(simulator, Stacked=simulator.Stacked)  # put back at the end
     smaller(recorder, SHARE=recorder.SHARE)
     smaller.run(uneven.main, "--rounds", "6", *words)
-    assert capsys.readouterr().out.count("s a round") == len(counts)
+    assert capsys.readouterr().out.count("s per round") == len(counts)

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
         lbfgs(candidates=(0.5, 1.0, 2.0)),
         *[(2 * C * D * B, C * (2 * D * B + 8) + C * (3 * B + 4))] * 2,
     ),
-    "fedova": (  # two labels a client: two jobs each
+    "fedova": (  # two labels per client: two jobs each
         fedge.FedOVA(fedge.FedAvg(model(2))),
         *[(2 * C * BINARY * B, 2 * C * (BINARY * B + 4))] * 2,
     ),

@@ -49,7 +49,7 @@ def test_clipping_bites_only_what_is_longer() -> None:
 
 
 def test_a_step_size_that_ruins_the_network_serves_when_gradients_are_clipped() -> None:
-    """Two labels a client: the first steps are large, and with them units die that no later round brings back."""
+    """Two labels per client: the first steps are large, and with them units die that no later round brings back."""
     data = fedge.data.load("digits")
     lists = fedge.partition.labels_per_client(data.train_y, clients=100, labels=2, seed=0)
     found = {}

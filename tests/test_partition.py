@@ -37,7 +37,7 @@ def assert_exact_cover(parts: Parts, examples: int) -> None:
 
 @st.composite
 def label_problems(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int]:
-    """Labels with uneven counts, and clients and labels a client that divide."""
+    """Labels with uneven counts, and clients and labels per client that divide."""
     distinct = draw(st.integers(1, 7))
     labels = draw(st.integers(1, distinct))
     step = distinct // np.gcd(distinct, labels)
@@ -214,7 +214,7 @@ def test_many_clients_are_vectorised() -> None:
         ),
         (
             lambda: partition.labels_per_client([0, 0, 0, 1, 2], 3, 2),
-            "label 1 has 1 examples .* use fewer labels a client",
+            "label 1 has 1 examples .* use fewer labels per client",
         ),
         (lambda: partition.by_group([1, 2], y=[0]), "groups has 2 ids and y 1 labels"),
         (lambda: partition.by_group([0.5, 1.0]), "dtype float64"),

@@ -62,7 +62,7 @@ def write_run(
     train: bool = False,
     seed: int = 0,
 ) -> Path:
-    """A run folder as training leaves it: a noisy curve, 2 labels a client, some drop-outs."""
+    """A run folder as training leaves it: a noisy curve, 2 labels per client, some drop-outs."""
     folder.mkdir(parents=True)
     rng = random.Random(seed)
     records = [noisy_record(number, lr, drop, train, rng) for number in range(1, rounds + 1)]

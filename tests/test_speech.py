@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import librosa
@@ -14,7 +15,7 @@ from fedge.data import DataError, speech_commands
 from fedge.data.features import Features, read_features, write_features
 from fedge.data.mfcc import mfcc, samples
 
-from . import official
+from . import official, real_data
 
 
 def words(folder: Path, clips: int = 2) -> Path:
@@ -47,6 +48,20 @@ def test_mfcc_is_what_it_says() -> None:
     for clip, one in zip(clips, found, strict=True):
         assert clip is not None
         assert np.abs(one - plain_mfcc(clip)).max() < 0.01
+
+
+def test_the_check_of_the_real_files_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make test-data` on a few clips of our own; without the files it fails."""
+    monkeypatch.setenv("FEDGE_DATA", str(tmp_path))
+    monkeypatch.setattr(real_data, "CLIPS", 20)
+    for check in (real_data.test_cifar10, real_data.test_key_words):
+        with pytest.raises(DataError, match="is not on this machine"):
+            check()
+    with zipfile.ZipFile(tmp_path / real_data.SAMPLE, "w") as packed:
+        for path in words(tmp_path / "official").rglob("*.wav"):
+            packed.write(path, path.relative_to(tmp_path / "official"))
+    write_features(tmp_path / speech_commands.PREPARED, speech_commands.from_audio(tmp_path / "official"))
+    real_data.test_our_mfcc_is_that_of_the_prepared_features(tmp_path / "unpacked")
 
 
 def test_without_librosa_audio_says_what_to_install_and_features_load(

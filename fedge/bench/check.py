@@ -27,7 +27,7 @@ class Setting:
     dtype: torch.dtype
     rounds: int
     epochs: int
-    most: int | None  # examples a client
+    most: int | None  # examples per client
     tolerance: float
 
     @property

@@ -85,7 +85,7 @@ def _table(timings: list[Timing]) -> Table:
     columns = (
         "workload",
         "device",
-        "s a round",
+        "s per round",
         "loop, s",
         "times faster",
         "GFLOP/s",

@@ -20,7 +20,7 @@ class Progress:
     rounds: int
     accuracy: float | None = None  # of the last evaluation
     megabytes: float = 0.0  # both ways
-    pace: float | None = None  # seconds a round, evaluation included
+    pace: float | None = None  # seconds per round, evaluation included
 
     @property
     def left(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Ways to deal examples out: labels and a seed in, one index array a client out."""
+"""Ways to deal examples out: labels and a seed in, one index array per client out."""
 
 from fedge.partition.by_group import by_group
 from fedge.partition.dirichlet import dirichlet

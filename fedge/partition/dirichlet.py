@@ -24,7 +24,7 @@ def dirichlet(
 ) -> list[Indices]:
     """Split every class over the clients in proportions drawn from Dir(alpha).
 
-    Small alpha: few labels a client; large alpha: nearly IID. Proportions are drawn again until
+    Small alpha: few labels per client; large alpha: nearly IID. Proportions are drawn again until
     every client has `min_examples`.
 
     >>> sum(len(examples) for examples in dirichlet([0, 1] * 50, clients=5))

@@ -77,7 +77,7 @@ def _check_counts(values: NDArray[Any], counts: NDArray[np.intp], clients: int, 
         return
     step = _clients_step(labels, len(values))
     most = examples * len(values) // labels // step * step
-    fewer = f"use at most {most} clients" if most else "use fewer labels a client"
+    fewer = f"use at most {most} clients" if most else "use fewer labels per client"
     raise ValueError(
         f"label {rarest!r} has {examples} examples but must be cut into labels * clients / "
         f"distinct labels = {labels} * {clients} / {len(values)} = {parts} parts: {fewer}, "

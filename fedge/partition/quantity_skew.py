@@ -19,7 +19,7 @@ def quantity_skew(
     """Draw client sizes from Dir(alpha) and fill them with shuffled examples.
 
     Small alpha: a few clients hold nearly everything. Sizes are drawn again until every client has
-    `min_examples`; with few examples a client and a small alpha that never happens, which is an
+    `min_examples`; with few examples per client and a small alpha that never happens, which is an
     error.
 
     >>> sum(len(examples) for examples in quantity_skew([0] * 100, clients=5))

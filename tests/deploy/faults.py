@@ -25,7 +25,7 @@ NOW = ""  # the fault of this message
 
 def federation() -> fedge.Federation:
     data, clients = fedge.data.load("digits"), int(os.environ[CLIENTS])
-    return fedge.Federation(data, fedge.partition.labels_per_client(data.train_y, clients, labels=4, seed=0))
+    return fedge.Federation(data, fedge.partition.dirichlet(data.train_y, clients, alpha=1.0, seed=0))
 
 
 def _loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
