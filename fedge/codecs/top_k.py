@@ -18,7 +18,8 @@ class TopK(Codec):
     """The k = max(1, round(share d)) numbers of largest magnitude among all tensors of a part, and where they stand.
 
     Magnitudes that are equal to half their digits count as equal, and the first of them is sent: in a model with two
-    outputs many pairs are equal but for rounding, which must not decide. It is biased: without error feedback (`Compressed(..., feedback=True)`) small coordinates would never be heard.
+    outputs many pairs are equal but for rounding, which must not decide. It is biased: without error feedback
+    (`Compressed(..., feedback=True)`) small coordinates would never be heard.
 
     Bytes: k (b + 4), b bytes per number and 4 per place.
     """
@@ -46,6 +47,6 @@ class TopK(Codec):
 
 
 def _ranks(flat: Tensor) -> Tensor:
-    """Whole numbers in the order of the magnitudes, no two alike: coarse magnitudes, ties by place, first ones ahead."""
+    """Whole numbers in the order of the magnitudes, no two alike: coarse magnitudes, ties by place, the first ahead."""
     coarse = flat.abs().to(torch.float32 if flat.dtype == torch.float64 else torch.bfloat16).float()
     return (coarse.view(torch.int32).long() << 32) - torch.arange(len(flat), device=flat.device)
