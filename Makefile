@@ -22,7 +22,7 @@ test: $(STAMP) ## run the tests, one process per core (options: make test ARGS='
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 test-all: $(STAMP) ## run the tests with every algorithm in every common test (15 minutes on two cores; not part of CI)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --all-cases $(ARGS)
+	FEDGE_ALL_CASES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --all-cases $(ARGS)
 
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)

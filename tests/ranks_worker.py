@@ -34,7 +34,8 @@ def cases() -> dict[str, tuple[Algorithm[Any], fedge.Federation, dict[str, Any]]
     found |= {
         f"{name}, one client": (found[name][0], flat, few) for name in ("feddane", "fedova", "fedova, fisher l-bfgs")
     }
-    for name in ("robust_krum", "robust_fedova", "compressed_top", "fedova_compressed", "robust_compressed"):
+    some = ("robust_krum", "robust_fedova", "compressed_top", "fedova_compressed", "robust_compressed")
+    for name in toy_algorithms() if os.environ.get("FEDGE_ALL_CASES") else some:
         found[name] = (toy_algorithms()[name], ragged(toy_data()), SETTINGS)
     found["bad clients"] = (fedge.FedAvg(toy_model(), lr=0.2, batch_size=4), spoilt(), SETTINGS | {"cohort": None})
     return found

@@ -23,6 +23,8 @@ from fedge.runs import checkpoint
 from fedge.runs.folder import RunFolder, RunFolderError, first_difference
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data
 
+ALL = pytest.mark.all_cases
+
 
 def go(out: Path, name: str = "fedavg_server_momentum", **options) -> fedge.Run:
     settings = {"rounds": 7, "cohort": 5, "seed": 3, "observe": fedge.Observe(checkpoint_every=3), **options}
@@ -244,23 +246,26 @@ import sys
 from tests.test_runfolder import go
 from pathlib import Path
 from fedge import Observe
-go(Path(sys.argv[1]), rounds=40, observe=Observe(checkpoint_every=2), resume=Path(sys.argv[1]).exists())
+out = Path(sys.argv[1])
+go(out, sys.argv[2], rounds=40, observe=Observe(checkpoint_every=2), resume=out.exists())
 """
 
 
-def test_kill_minus_nine_and_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fedavg_server_momentum", pytest.param("compressed_fedova", marks=ALL), "scaffold"])
+def test_kill_minus_nine_and_resume(name: str, tmp_path: Path) -> None:
     """Three kills at different moments; benchmarks/kill_and_resume.py does twenty at random."""
-    whole = go(tmp_path / "whole", rounds=40, observe=fedge.Observe(checkpoint_every=2))
+    whole = go(tmp_path / "whole", name, rounds=40, observe=fedge.Observe(checkpoint_every=2))
     out = tmp_path / "killed"
     for wanted in (3, 11, 26):
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out)], cwd=Path(__file__).parent.parent)
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), name], cwd=Path(__file__).parent.parent)
         while process.poll() is None:
             if (out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_bytes().count(b"\n") >= wanted:
                 os.kill(process.pid, signal.SIGKILL)
                 break
             time.sleep(0.002)
         assert process.wait() == -signal.SIGKILL
-    done = go(out, rounds=40, observe=fedge.Observe(checkpoint_every=2), resume=True)
+    done = go(out, name, rounds=40, observe=fedge.Observe(checkpoint_every=2), resume=True)
+    assert done.memory_bytes == whole.memory_bytes
     assert close(whole.params, done.params) == 0
     assert records(out) == records(tmp_path / "whole")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import fedge
 from fedge.core import Algorithm
 
+EVERYTHING = "FEDGE_ALL_CASES"  # environment
 CLIENTS, ROUNDS, COHORT, SEED = 10, 3, 6, 5
 
 
@@ -36,7 +38,34 @@ def algorithms() -> dict[str, Algorithm]:
     ova = {f"FedOVA over {name}": fedge.FedOVA(make(), classes=10) for name, make in _inner(2).items()}
     plain["FedPer"] = fedge.FedPer(fedge.models.mlp(64, (8,), 10, seed=1).double(), epochs=1, batch_size=20)
     shared = {"Data sharing": fedge.DataSharing(_inner(10)["FedDANE"](), beta=0.1)}
-    return plain | ova | shared | _contract()
+    return plain | ova | shared | _contract() | (_rest() if os.environ.get(EVERYTHING) else {})
+
+
+def _rest() -> dict[str, Algorithm]:
+    """What takes the same ways as the others; for `make test-all` alone."""
+    options = {"epochs": 1, "batch_size": 20}
+
+    def model():
+        return fedge.models.mlp(64, (8,), 10, seed=1).double()
+
+    plain = _inner(10)["FedAvg"]
+    rules = {"median": fedge.Median(), "trimmed": fedge.TrimmedMean(0.2), "gathered": fedge.Mean()}
+    codecs = {"8 bits": fedge.Quantise(8), "2 bits": fedge.Quantise(2), "cast": fedge.Cast()}
+    return {
+        "FedProx": fedge.FedProx(model(), lr=0.1, mu=0.1, **options),
+        "FedNova": fedge.FedNova(model(), lr=0.1, momentum=0.5, **options),
+        "FedCM": fedge.FedCM(model(), lr=0.1, **options),
+        "Spectral": fedge.FedAvg(
+            model(), lr=0.01, optimiser="spectral", carry_momentum=True, inner_decay=0.2, **options
+        ),
+        "Server spectral": fedge.FedAvg(model(), server_optimiser="spectral", server_momentum=0.5, **options),
+        "Averaged": fedge.Averaged(plain(), window=2),
+        **{f"Robust, {name}": fedge.Robust(plain(), rule) for name, rule in rules.items()},
+        **{f"Compressed, {name}": fedge.Compressed(plain(), codec) for name, codec in codecs.items()},
+        "Robust around compressed SCAFFOLD": fedge.Robust(
+            fedge.Compressed(_inner(10)["SCAFFOLD"](), fedge.TopK(0.1)), fedge.Median()
+        ),
+    }
 
 
 def _contract() -> dict[str, Algorithm]:

@@ -22,7 +22,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All algorithms in one simulation of ten nodes."""
     out = tmp_path_factory.mktemp("parity")
     command = [sys.executable, "-m", "tests.deploy.parity_run", out]
-    done = subprocess.run(command, env=quiet(out / "home"), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=quiet(out / "home"), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 of 10 nodes are connected" in done.stdout
     return out
