@@ -23,7 +23,7 @@ from fedge.engine import Loopback, Simulator, simulator
 from fedge.engine.clients.batches import Schedule, _draw, _draw_here, client_keys, one_client
 from fedge.engine.clients.run_task import Stacked
 from fedge.engine.hardware.budget import Budget, peak
-from fedge.engine.hardware.thread_pool import Crew
+from fedge.engine.hardware.thread_pool import ThreadPool
 from fedge.engine.recording import cuda_graph as captured
 from fedge.engine.recording.graph_passes import split_updates
 from fedge.engine.recording.recorder import Traced, check_same
@@ -56,9 +56,9 @@ def test_recording_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert federation.clients == 7
 
 
-def test_a_crew_keeps_the_order_and_passes_errors_on() -> None:
-    crew = Crew(3, lambda: {"mine": Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n))})
-    assert [(job, done) for job, done in crew.map(lambda job, tasks: (job * job, list(tasks)), range(20))] == [
+def test_a_thread_pool_keeps_the_order_and_passes_errors_on() -> None:
+    pool = ThreadPool(3, lambda: {"mine": Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n))})
+    assert [(job, done) for job, done in pool.map(lambda job, tasks: (job * job, list(tasks)), range(20))] == [
         (job, (job * job, ["mine"])) for job in range(20)
     ]
 
@@ -67,11 +67,11 @@ def test_a_crew_keeps_the_order_and_passes_errors_on() -> None:
             raise ValueError("seven")
         return job
 
-    results = crew.map(fail, range(20))
+    results = pool.map(fail, range(20))
     assert [next(results)[0] for _ in range(7)] == list(range(7))
     with pytest.raises(ValueError, match="seven"):
         next(results)
-    assert [job for job, _ in crew.map(fail, range(3))] == [0, 1, 2]  # it can be used again
+    assert [job for job, _ in pool.map(fail, range(3))] == [0, 1, 2]  # it can be used again
 
 
 def short_of_memory(link: Simulator, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -389,7 +389,7 @@ def test_modules_are_looked_into_before_the_workers_start(monkeypatch: pytest.Mo
     algorithm = fedge.FedAvg(Skipping().double(), epochs=1, batch_size=4)
     link = Simulator(algorithm, federation, workers=3)
     fedge.train(algorithm, federation, rounds=2, link=link)
-    assert len(link.crew._pool._threads) > 1
+    assert len(link.pool._pool._threads) > 1
     assert seen == {threading.main_thread()}
 
 

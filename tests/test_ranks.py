@@ -46,7 +46,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for rank in ("0", "1")
     ]
     try:
-        assert [process.wait(timeout=180) for process in started] == [0, 0]
+        assert [process.wait(timeout=600) for process in started] == [0, 0]
     finally:
         for process in started:
             process.kill()

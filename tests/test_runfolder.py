@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fedge
 from fedge import toml
-from fedge.runs import checkpoint
+from fedge.runs import atomic, checkpoint
 from fedge.runs.folder import RunFolder, RunFolderError, first_difference
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data
 
@@ -133,7 +133,7 @@ def test_a_run_that_fails_keeps_what_it_has(tmp_path: Path) -> None:
     algorithm = fedge.FedAvg(algorithms()["fedavg"].model, epochs=1, batch_size=None, loss=loss)
     federation = ragged(toy_data())
     link = fedge.engine.Loopback(algorithm, federation)
-    with pytest.raises(fedge.engine.TooFewReplies, match=r"round \d: task 'train' has 0 good uploads"):
+    with pytest.raises(fedge.engine.TooFewReplies, match=r"round \d: task 'train' has good uploads of 0 clients"):
         fedge.train(
             algorithm, federation, rounds=9, out=tmp_path / "a", observe=fedge.Observe(checkpoint_every=100), link=link
         )
@@ -234,8 +234,8 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path, m
             raise OSError(28, "No space left on device", str(path))
         checkpoint_write(path, content)
 
-    checkpoint_write = checkpoint.write_atomically
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    checkpoint_write = atomic.write_atomically
+    monkeypatch.setattr(atomic, "write_atomically", full)
     with pytest.raises(RunFolderError, match=r"No space left on device; make room.*last checkpoint holds is intact"):
         go(tmp_path / "a", resume=True)
     assert (tmp_path / "a/checkpoint.pt").read_bytes() == good

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
     "preflight": {*BASE, "federation", "engine"},
     "train": {*BASE, "federation", "engine", "evaluate", "runs", "preflight"},
-    "report": {*BASE},
+    "report": {*BASE, "runs"},
     "deploy": {*BASE, "federation", "engine", "train", "runs", "toml", "experiment"},
     "experiment": {
         *BASE,

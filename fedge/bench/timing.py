@@ -115,7 +115,7 @@ def _outside(step: Callable[[], Any], device: str) -> float:
 
 def _around(step: Round, device: str, rounds: int) -> float | None:
     """(time of a round) / (time of the clients' work in it) - 1; a GPU finishes that work before the clock stops."""
-    if step.link.crew.workers > 1:
+    if step.link.pool.workers > 1:
         return None
     work, fold = 0.0, step.link._fold
 

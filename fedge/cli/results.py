@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fedge.cli.text import megabytes, percent
 from fedge.experiment import Outcome
-from fedge.experiment.folders import records
 from fedge.report import default_target, read_all, to_target
+from fedge.runs.experiments import records
 
 Row = dict[str, Any]
 FAILED: Row = dict.fromkeys(["final_accuracy", "best_accuracy", "up_bytes", "down_bytes", "seconds"])

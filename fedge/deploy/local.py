@@ -16,9 +16,9 @@ from fedge.deploy.fleet import Fleet, FleetError
 from fedge.deploy.folder import fleet_folder
 from fedge.engine import Ledger, Row
 from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
-from fedge.experiment.folders import EXPERIMENT_FILE, records
 from fedge.handle import Handle
 from fedge.runs import checkpoint
+from fedge.runs.experiments import EXPERIMENT_FILE, records
 from fedge.runs.run import Run
 
 SILENCE = 15.0  # seconds without news after which Flower is asked whether the run still goes on

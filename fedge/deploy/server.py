@@ -18,8 +18,8 @@ from fedge.deploy.events import Reporter
 from fedge.deploy.flower import FlowerLink
 from fedge.deploy.roster import Roster
 from fedge.experiment import Setup, build, compare, load, plan, slug
-from fedge.experiment.folders import is_run
 from fedge.federation import Federation
+from fedge.runs.experiments import is_run
 from fedge.runs.run import Run
 from fedge.train import Observe, train
 

@@ -22,7 +22,7 @@ from fedge.engine.clients.recall import Mine, Recall
 from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
 from fedge.engine.hardware.budget import Budget, is_out_of_memory
 from fedge.engine.hardware.device import place
-from fedge.engine.hardware.thread_pool import Crew
+from fedge.engine.hardware.thread_pool import ThreadPool
 from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
@@ -97,7 +97,7 @@ class Simulator(BaseLink):
         self._steps: dict[str, Traced] = {}
         workers = (workers or torch.get_num_threads()) if self.loops else 1
         self.halved = False
-        self.crew = Crew(workers, lambda: algorithm.tasks(self.make_handle(algorithm)))
+        self.pool = ThreadPool(workers, lambda: algorithm.tasks(self.make_handle(algorithm)))
         self.runtime.threads = 1 if workers > 1 else self.runtime.threads
         self.forget()
 
@@ -204,7 +204,7 @@ class Simulator(BaseLink):
     def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
         """Every chunk of jobs, its positions on the device and what it did; single jobs by one worker per core."""
         chunks = self._chunks(tasks, jobs)
-        shared = self.loops and 1 < self.crew.workers <= len(jobs.clients)
+        shared = self.loops and 1 < self.pool.workers <= len(jobs.clients)
         known = all(name in self._steps and self._steps[name].recorded for name in ask.tasks)
         for part in chunks if not shared else islice(chunks, 0 if known else 1):  # workers record nothing
             yield from self._sparing(at, ask, tasks, part)
@@ -214,7 +214,7 @@ class Simulator(BaseLink):
         def work(part: Jobs, own: Mapping[str, Task]) -> list[Done]:
             return self._fold(at, ask, [own[name] for name in ask.tasks], part, record=False)
 
-        for part, done in self.crew.map(work, chunks):
+        for part, done in self.pool.map(work, chunks):
             yield part, part.positions, done
 
     def _sparing(self, at: At, ask: Ask, tasks: list[Task], part: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:

@@ -6,11 +6,11 @@ compare(experiment, "runs/digits")
 
 from fedge.experiment.comparison import Outcome, Watch, compare
 from fedge.experiment.errors import ExperimentError
-from fedge.experiment.folders import EXPERIMENT_FILE, run_folders, slug
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment, parse
 from fedge.experiment.planning import Plan, load, load_federation, plan
 from fedge.experiment.setup import Setup, build
+from fedge.runs.experiments import EXPERIMENT_FILE, run_folders, slug
 
 __all__ = [
     "EXPERIMENT_FILE",

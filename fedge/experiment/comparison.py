@@ -11,11 +11,12 @@ from fedge import toml
 from fedge.core import Algorithm
 from fedge.engine import BaseLink, Group, TooFewReplies
 from fedge.experiment.errors import ExperimentError
-from fedge.experiment.folders import EXPERIMENT_FILE, records, slug
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment
 from fedge.experiment.setup import Setup, build
 from fedge.experiment.training import basics_of, engine_of, observe_of
+from fedge.runs import atomic
+from fedge.runs.experiments import EXPERIMENT_FILE, records, slug
 from fedge.runs.folder import RunFolderError
 from fedge.runs.log import About
 from fedge.runs.run import Record, Run
@@ -154,8 +155,6 @@ class _Job:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.tmp")
-        part.write_text(text, "utf-8")
-        part.replace(path)
+        atomic.write_atomically(path, text.encode())
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error

@@ -7,9 +7,9 @@ from typing import Any
 
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Required, Table
-from fedge.experiment.folders import slug
 from fedge.experiment.parts import ALGORITHM
 from fedge.experiment.values import NONE
+from fedge.runs.experiments import slug
 
 
 def place(position: int, table: Mapping[str, Any]) -> str:

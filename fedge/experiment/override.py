@@ -12,10 +12,10 @@ from typing import Any
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, unknown
-from fedge.experiment.folders import slug
 from fedge.experiment.labels import distinct_labels
 from fedge.experiment.parsing import Experiment, algorithm_tables
 from fedge.experiment.parts import ALGORITHM, PARTS, Part
+from fedge.runs.experiments import slug
 
 CHOOSERS = ("kind", "name")
 

@@ -10,9 +10,9 @@ from typing import Any
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table, resolve, unknown
 from fedge.experiment.fields import fields_of as fields
-from fedge.experiment.folders import slug
 from fedge.experiment.labels import distinct_labels, place
 from fedge.experiment.parts import ALGORITHM, DATA, MODEL, PARTITION, TRAIN, wraps
+from fedge.runs.experiments import slug
 
 
 @dataclass(frozen=True)

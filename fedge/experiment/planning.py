@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
-from fedge.experiment.folders import EXPERIMENT_FILE, earlier, fresh, holds_runs, is_finished, is_run, slug
 from fedge.experiment.override import override
 from fedge.experiment.parsing import Experiment, federation_of, parse
 from fedge.experiment.setup import deal, load_data
 from fedge.federation import Federation
+from fedge.runs.experiments import EXPERIMENT_FILE, earlier, fresh, holds_runs, is_finished, is_run, slug
 
 ROOT = Path("runs")
 

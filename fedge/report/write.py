@@ -13,6 +13,7 @@ from fedge.report.errors import MissingExtra, ReportError
 from fedge.report.labels import distinct
 from fedge.report.read import RunFolder, read, read_all
 from fedge.report.series import check_target, default_target
+from fedge.runs import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,14 +86,9 @@ def _save_png(figure: Figure, path: Path) -> Path:
 
 def _replace(path: Path, content: bytes) -> Path:
     """Write all or nothing: a reader sees the old file or the new one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_bytes(content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        atomic.write_atomically(path, content)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return path

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fedge.runs import atomic
 
 MAGIC = b"fedge checkpoint 1\n"
 
@@ -17,35 +18,12 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used, and why."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, even when the power goes: a temporary file is synced, then renamed."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def save(path: Path, content: dict[str, Any]) -> None:
     """A nest of dicts, lists, tuples, tensors, numbers, strings and None, with a checksum in front."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     body = buffer.getvalue()
-    write_atomically(path, MAGIC + zlib.crc32(body).to_bytes(4, "big") + body)
+    atomic.write_atomically(path, MAGIC + zlib.crc32(body).to_bytes(4, "big") + body)
 
 
 def load(path: Path) -> dict[str, Any]:

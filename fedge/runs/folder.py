@@ -25,7 +25,7 @@ import torch
 from fedge import toml
 from fedge.federation import Federation
 from fedge.ledger import Row
-from fedge.runs import checkpoint
+from fedge.runs import atomic, checkpoint
 
 Record = dict[str, Any]
 MAY_DIFFER = {
@@ -70,13 +70,13 @@ class RunFolder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.write_config(config)
-            checkpoint.write_atomically(self.file("clients.json"), _clients(federation))
+            atomic.write_atomically(self.file("clients.json"), _clients(federation))
             for name in ("rounds.jsonl", "ledger.jsonl"):
                 self.file(name).write_bytes(b"")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         with self._writing():
-            checkpoint.write_atomically(self.file("config.toml"), toml.dump(config).encode())
+            atomic.write_atomically(self.file("config.toml"), toml.dump(config).encode())
 
     def save(self, content: dict[str, Any]) -> None:
         """Make everything up to now permanent."""
@@ -132,13 +132,13 @@ class RunFolder:
                 break
             kept.append((line, record))
         with self._writing():
-            checkpoint.write_atomically(path, b"".join(line for line, _ in kept))
+            atomic.write_atomically(path, b"".join(line for line, _ in kept))
         return [record for _, record in kept]
 
     def finish(self, summary: Record) -> None:
         with self._writing():
             text = json.dumps(_finite(summary), indent=2) + "\n"
-            checkpoint.write_atomically(self.file("summary.json"), text.encode())
+            atomic.write_atomically(self.file("summary.json"), text.encode())
 
     def _writing(self) -> _Writing:
         return _Writing(self.path)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Tasks = Mapping[str, Task]
 
 
-class Crew:
+class ThreadPool:
     """Threads that each have tasks of their own, because a module is not safe to share."""
 
     def __init__(self, workers: int, make_tasks: Callable[[], Tasks]) -> None:
