@@ -27,7 +27,7 @@ test-all: $(STAMP) ## run the tests with every algorithm in every common test (1
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)
 
-test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (under 8 minutes)
+test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (about 5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
 drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of five, one after another (under 25 minutes)
