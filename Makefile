@@ -21,13 +21,13 @@ run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/
 test: $(STAMP) ## run the tests, one process per core (options: make test ARGS='-k partition'; with a debugger: ARGS='-n 0 --pdb')
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
-test-all: $(STAMP) ## run the tests with every algorithm in every common test (15 minutes on two cores; not part of CI)
+test-all: $(STAMP) ## run the tests with every algorithm in every common test (about twice as long; not part of CI)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --all-cases $(ARGS)
 
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)
 
-test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (about 5 minutes)
+test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
 drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of five, one after another (under 25 minutes)
