@@ -21,7 +21,7 @@ run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/
 test: $(STAMP) ## run the tests, one process per core (options: make test ARGS='-k partition'; with a debugger: ARGS='-n 0 --pdb')
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
-test-all: $(STAMP) ## run the tests with every algorithm in every common test (15 minutes on two cores; not part of CI)
+test-all: $(STAMP) ## run the tests with every algorithm in every common test (about twice as long; not part of CI)
 	FEDGE_ALL_CASES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --all-cases $(ARGS)
 
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)

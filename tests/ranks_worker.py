@@ -1,4 +1,4 @@
-"""What every rank of `tests/test_ranks.py` does: python -m tests.ranks_worker FOLDER, once a rank."""
+"""What every rank of `tests/test_ranks.py` does: python -m tests.ranks_worker FOLDER CASES..., once per rank."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def resumed(group: Group, out: Path) -> dict[str, Any]:
     return found
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     with joined(timeout=60) as group:
         told: list[int] = []
-        found: dict[str, Any] = {name: train(name, lambda a, f: Ranks(a, f, group=group)) for name in cases()}
+        found: dict[str, Any] = {name: train(name, lambda a, f: Ranks(a, f, group=group)) for name in names}
         found["stop"] = stop_on_the_last(group)
         found["failure"] = failure(group)
         found["sums"] = sums(group)
@@ -137,4 +137,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -68,8 +68,8 @@ def test_the_plain_loop_does_the_same_work(name: str) -> None:
     assert steps == jobs * wanted
 
 
-# Momentum that is recorded, memory, two phases, products of the curvature, and rows with curvature.
-SHORT = {"fedavg momentum", "scaffold", "feddane", "fisher l-bfgs, product", "fedova, fisher l-bfgs"}
+# Momentum, memory, products of the curvature, and rows with curvature.
+SHORT = {"fedavg momentum", "scaffold", "fisher l-bfgs, product", "fedova, fisher l-bfgs"}
 
 
 @pytest.mark.parametrize("name", cases(SHORT, NAMES))

@@ -295,7 +295,7 @@ def test_a_line_after_half_a_line_is_whole(tmp_path: Path) -> None:
 
 def test_one_interrupt_stops_all_with_a_checkpoint(at_work: subprocess.Popen[bytes], tmp_path: Path) -> None:
     at_work.send_signal(signal.SIGINT)
-    assert at_work.wait(20) == 130
+    assert at_work.wait(60) == 130
     assert at_work.stdout is not None
     assert b"the same command goes on from here" in at_work.stdout.read()
     assert len(list(tmp_path.glob("out/runs/*/checkpoint*"))) == 2

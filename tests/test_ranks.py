@@ -24,23 +24,29 @@ from fedge.engine import Group, Ranks, Simulator, joined
 from fedge.engine.ranks import process_group as group
 from fedge.engine.ranks.process_group import threads_of_a_rank
 from fedge.runs import checkpoint
+from tests.cases import cases as parametrised
 from tests.cases import close
 from tests.ranks_worker import cases, train
 
 ROOT = Path(__file__).parent.parent
 NAMES = list(cases())
+SHORT = {  # of the rest, `make test-all` has all
+    "fedavg", "fedavg on pictures", "scaffold", "feddane", "feddane, one client", "fedova, fisher l-bfgs",
+    "data sharing", "robust_fedova", "compressed_top", "fedova_compressed", "robust_compressed", "bad clients",
+}  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def both(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each of two processes has found, and the folder they had."""
+    names = NAMES if request.config.getoption("--all-cases") else sorted(SHORT)
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     where = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = [sys.executable, "-m", "tests.ranks_worker", str(folder)]
+    words = [sys.executable, "-m", "tests.ranks_worker", str(folder), *names]
     started = [
         subprocess.Popen(words, cwd=ROOT, env={**ENVIRONMENT, **where, "RANK": rank, "LOCAL_RANK": rank})
         for rank in ("0", "1")
@@ -53,7 +59,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") | {"folder": folder} for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parametrised(SHORT, NAMES))
 def test_two_processes_train_as_one(name: str, both: list[dict[str, Any]]) -> None:
     alone = train(name, Simulator)
     for found in (one[name] for one in both):

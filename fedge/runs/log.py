@@ -138,9 +138,9 @@ def _fields(thing: Any) -> dict[str, Any]:
         value = getattr(thing, one.name)
         if isinstance(value, nn.Module):
             found[one.name] = _model(value)
-        elif dataclasses.is_dataclass(value) or repr(value) == object.__repr__(value):  # an address
+        elif dataclasses.is_dataclass(value):
             found[one.name] = _fields(value)
-        elif isinstance(value, Codec | Combine):  # of one's own, which need be no dataclass
+        elif isinstance(value, Codec | Combine) or repr(value) == object.__repr__(value):  # else an address is written
             found[one.name] = {"name": type(value).__name__.lower(), **vars(value)}
         elif callable(value):
             found[one.name] = getattr(value, "__name__", type(value).__name__)

@@ -28,7 +28,7 @@ def main(out: Path) -> None:
     def train(grid: Grid, context: Context) -> None:
         found, fed = algorithms(), federation()
         roster = Roster(grid, CLIENTS, found, print)
-        roster.wait(CLIENTS, 60, 60)
+        roster.wait(CLIENTS, 150, 150)
         for label, algorithm in found.items():
             link = FlowerLink(algorithm, fed, grid, roster, label=label, deadline=120)
             run = fedge.train(algorithm, fed, rounds=ROUNDS, cohort=COHORT, seed=SEED, link=link)
