@@ -176,7 +176,7 @@ def text(lines: list[Line]) -> str:
     images, clients = 1437, config["clients"]
     first = (fedge.FedAvg, fedge.SGD, fedge.Adam, fedge.Spectral, fedge.FedProx, fedge.FedNova, fedge.FedCM)
     trained = (*first, fedge.SCAFFOLD, fedge.FedPer, fedge.FedDANE, fedge.FisherLBFGS)
-    kinds = (*trained, fedge.FedOVA, fedge.DataSharing, fedge.Averaged)
+    kinds = (*trained, fedge.FedOVA, fedge.DataSharing, fedge.Averaged, fedge.Robust, fedge.Compressed)
     return TEXT.format(
         **{name: config[name] for name in ("labels", "clients", "cohort", "rounds", "last")},
         validation=round(100 * config["validation"]),
