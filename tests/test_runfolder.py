@@ -251,7 +251,9 @@ go(out, sys.argv[2], rounds=40, observe=Observe(checkpoint_every=2), resume=out.
 """
 
 
-@pytest.mark.parametrize("name", ["fedavg_server_momentum", pytest.param("compressed_fedova", marks=ALL), "scaffold"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", *(pytest.param(n, marks=ALL) for n in ("fedavg_server_momentum", "compressed_fedova"))]
+)
 def test_kill_minus_nine_and_resume(name: str, tmp_path: Path) -> None:
     """Three kills at different moments; benchmarks/kill_and_resume.py does twenty at random."""
     whole = go(tmp_path / "whole", name, rounds=40, observe=fedge.Observe(checkpoint_every=2))
