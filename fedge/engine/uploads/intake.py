@@ -56,7 +56,7 @@ class Intake:
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         if not uploads:  # private tasks alone
             return [], []
-        if self.max_ratio is None:
+        if self.max_ratio is None or not any(_large(upload) for upload, _ in uploads.values()):
             return add_good(self.total, jobs, positions, uploads, self.max_weight)
         sizes = [_sizes(upload) for upload, _ in uploads.values()]
         self._note(sizes)
@@ -113,11 +113,15 @@ class Intake:
 
 def _sizes(upload: Payload) -> list[float]:
     """The largest magnitude in the large parts of every job's upload."""
-    leaves = [leaf for part in upload.values() if is_coded(tree.take(part, 0)) for leaf in part.values()]
+    leaves = _large(upload)
     if not leaves:
         return [0.0] * len(next(iter(next(iter(upload.values())).values()))) if upload else []
     found: list[float] = torch.stack([checks.largest(leaf) for leaf in leaves]).amax(0).tolist()
     return found
+
+
+def _large(upload: Payload) -> list[Tensor]:
+    return [leaf for part in upload.values() if is_coded(tree.take(part, 0)) for leaf in part.values()]
 
 
 def _median(ordered: list[float]) -> float:
