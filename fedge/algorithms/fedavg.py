@@ -13,10 +13,10 @@ from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD, Adam, Moments, Optimiser, has_momentum
 from fedge.algorithms.spectral import Spectral
-from fedge.checks import at_least_one, choice, non_negative, positive, unit_interval
+from fedge.checks import choice, positive, unit_interval
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
 
@@ -66,19 +66,10 @@ class FedAvg(Algorithm[State]):
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        schedule.check(self.lr_decay)
-        positive("clip", self.clip, optional=True)
-        positive("server_lr", self.server_lr)
+        check_settings(self)
         positive("server_eps", self.server_eps)
-        at_least_one("epochs", self.epochs)
-        at_least_one("batch_size", self.batch_size, optional=True)
-        unit_interval("momentum", self.momentum)
-        unit_interval("server_momentum", self.server_momentum)
-        non_negative("weight_decay", self.weight_decay)
         for beta in self.server_betas:
             unit_interval("server_betas", beta)
-        schedule.check(self.inner_decay, "inner_decay")
         self._check_optimisers()
 
     def _check_optimisers(self) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
-from fedge.checks import at_least_one, non_negative, positive
+from fedge.checks import positive
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
 
@@ -48,14 +48,7 @@ class FedCM(Algorithm[State]):
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        schedule.check(self.lr_decay)
-        schedule.check(self.inner_decay, "inner_decay")
-        at_least_one("epochs", self.epochs)
-        at_least_one("batch_size", self.batch_size, optional=True)
-        non_negative("weight_decay", self.weight_decay)
-        positive("server_lr", self.server_lr)
-        positive("clip", self.clip, optional=True)
+        check_settings(self)
         positive("alpha", self.alpha)
         if self.alpha > 1:
             raise ValueError(f"alpha is {self.alpha}, it must be at most 1 (1 is FedAvg)")

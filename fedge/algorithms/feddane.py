@@ -10,10 +10,10 @@ from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import average
-from fedge.checks import at_least_one, choice, non_negative, positive
+from fedge.checks import choice, non_negative
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
 
@@ -49,13 +49,8 @@ class FedDANE(Algorithm[State]):
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        schedule.check(self.lr_decay)
-        schedule.check(self.inner_decay, "inner_decay")
-        at_least_one("epochs", self.epochs)
-        at_least_one("batch_size", self.batch_size, optional=True)
+        check_settings(self)
         non_negative("mu", self.mu)
-        positive("clip", self.clip, optional=True)
         choice("cohort", self.cohort, ("same", "new"))
 
     def tasks(self, model: Model) -> Mapping[str, Task]:

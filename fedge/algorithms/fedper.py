@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import LocalTraining
+from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
-from fedge.checks import at_least_one, nearest, non_negative, positive, unit_interval
+from fedge.checks import nearest
 from fedge.combine import Gather
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy, parameters
@@ -56,15 +56,7 @@ class FedPer(Algorithm[State]):
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        schedule.check(self.lr_decay)
-        schedule.check(self.inner_decay, "inner_decay")
-        at_least_one("epochs", self.epochs)
-        at_least_one("batch_size", self.batch_size, optional=True)
-        unit_interval("momentum", self.momentum)
-        non_negative("weight_decay", self.weight_decay)
-        positive("server_lr", self.server_lr)
-        positive("clip", self.clip, optional=True)
+        check_settings(self)
         if isinstance(self.personal, str):
             raise ValueError(f"personal is {self.personal!r}, it must be a list of names: [{self.personal!r}]")
         names = list(parameters(self.model))

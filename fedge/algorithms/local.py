@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
 from fedge.algorithms import schedule
 from fedge.algorithms.optimisers import SGD, Moments, Optimiser, clipped
+from fedge.checks import at_least_one, non_negative, positive, unit_interval
 from fedge.core import Batch, Carry, Model, Params, Payload, Task
 
 PACE = "pace"  # the task, and the part that it leaves with the client
@@ -23,6 +25,27 @@ def _nothing(sent: Payload) -> Params:
 
 def _straight(sent: Payload, held: Params, params: Params, grad: Params) -> Params:
     return grad
+
+
+SETTINGS: dict[str, Callable[[str, Any], None]] = {
+    "lr": positive,
+    "lr_decay": lambda name, value: schedule.check(value, name),
+    "inner_decay": lambda name, value: schedule.check(value, name),
+    "epochs": at_least_one,
+    "batch_size": lambda name, value: at_least_one(name, value, optional=True),
+    "momentum": unit_interval,
+    "weight_decay": non_negative,
+    "clip": lambda name, value: positive(name, value, optional=True),
+    "server_lr": positive,
+    "server_momentum": unit_interval,
+}
+
+
+def check_settings(algorithm: Any) -> None:
+    """Refuse impossible values of the fields that algorithms with local training share, as far as this one has them."""
+    for one in fields(algorithm):
+        if one.name in SETTINGS:
+            SETTINGS[one.name](one.name, getattr(algorithm, one.name))
 
 
 @dataclass(frozen=True)
