@@ -22,7 +22,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class FedDANE(Algorithm[State]):
-    """Two phases a round: the cohort's gradient, then local problems that are corrected by it.
+    """Two phases per round: the cohort's gradient, then local problems that are corrected by it.
 
         g_t     = sum_k n_k grad F_k(w_t) / sum_k n_k
         w_k     = E epochs of SGD on F_k(w) + <g_t - grad F_k(w_t), w - w_t> + mu/2 |w - w_t|^2
@@ -32,7 +32,7 @@ class FedDANE(Algorithm[State]):
     being the default. A client keeps its own gradient between the phases; one of a new cohort computes it first.
     With `clip`, a gradient of the local problem that is longer is shortened to it.
 
-    Bytes a round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b;
+    Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b;
     with lr_decay < 1 (the local step size is lr * lr_decay^t, and falls to inner_decay times that within a round) also
     down c b.
     """

@@ -1,4 +1,4 @@
-"""FedOVA (Alg. 2): one binary model a class. Zhu et al., FedOVA: One-vs-All Training Method for Federated Learning with
+"""FedOVA (Alg. 2), one model per class. Zhu et al., FedOVA: One-vs-All Training Method for Federated Learning with
 Non-IID Data, IJCNN 2021; Liu, Zhu and Yu, Resource-constrained Federated Edge Learning with Heterogeneous Data."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import parameters
 
-State = list[Any]  # one inner state a class
+State = list[Any]  # one inner state per class
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class FedOVA(Wrapper[State]):
     A (client, class) pair is a job, and only jobs are computed, sent and counted: a client with 2 of 10 labels costs
     two binary models. All classes start from the module's weights; one that nobody in the cohort holds stays as it is.
     `inner` is any algorithm built on a model with two outputs. `positive_weight` multiplies the loss of the examples of
-    the class itself: with l labels a client, l - 1 balances the two sides.
+    the class itself: with l labels per client, l - 1 balances the two sides.
 
-    Bytes a round: those of the inner algorithm with jobs in place of clients; and, once, a byte a class from every
+    Bytes per round: those of the inner algorithm with jobs in place of clients; once, one byte per class from every
     client, which says what it holds.
     """
 

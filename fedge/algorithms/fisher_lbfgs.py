@@ -46,7 +46,7 @@ class FisherLBFGS(Algorithm[State]):
     and one phase is saved. `candidates`: the cohort is asked for its loss at w_t + a lr p_t for each a, and the best is
     taken (a phase of a few scalars). A pair without safely positive curvature (s.y <= floor s.s) is refused.
 
-    Bytes a round, d parameters of b bytes, cohort c:
+    Bytes per round, d parameters of b bytes, cohort c:
         diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,
         the first round without the product);  with q candidates also down c d b, up c (q b + 4);
         with lr_decay < 1 also down c b.
