@@ -17,7 +17,7 @@ import torch
 import fedge
 from fedge.core import At, drive
 from fedge.engine import Simulator
-from fedge.train import cohorts
+from fedge.loop import cohorts
 
 CLIENTS, LARGE, COHORT = 1_000_000, 100_000, 100
 

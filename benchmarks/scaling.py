@@ -20,7 +20,7 @@ import fedge
 from fedge.core import drive
 from fedge.engine import Simulator
 from fedge.handle import parameters
-from fedge.train import cohorts
+from fedge.loop import cohorts
 
 START = """
 import time; begin = time.perf_counter()

@@ -1,77 +1,56 @@
-"""fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet."""
+"""fedge: federated edge learning, fast to simulate, honest about bytes, and the same on a real fleet.
 
-from fedge import data, models, partition
-from fedge.algorithms import (
-    SCAFFOLD,
-    SGD,
-    Adam,
-    Averaged,
-    Compressed,
-    DataSharing,
-    FedAvg,
-    FedCM,
-    FedDANE,
-    FedNova,
-    FedOVA,
-    FedPer,
-    FedProx,
-    FisherLBFGS,
-    Robust,
-    Spectral,
-)
-from fedge.codecs import Cast, Quantise, TopK
-from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
-from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
-from fedge.engine import Engine
-from fedge.federation import Federation
-from fedge.handle import cross_entropy
-from fedge.runs.folder import RunFolderError
-from fedge.runs.run import Run
-from fedge.train import Observe, train
+A name is loaded when it is first used, so that `import fedge` and `fedge --help` do not wait for torch.
+`__init__.pyi` lists the same names for type checkers.
+"""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "SCAFFOLD",
-    "SGD",
-    "Adam",
-    "Algorithm",
-    "Ask",
-    "Averaged",
-    "Batch",
-    "Cast",
-    "ClippedMean",
-    "Codec",
-    "Combine",
-    "Compressed",
-    "DataSharing",
-    "Engine",
-    "FedAvg",
-    "FedCM",
-    "FedDANE",
-    "FedNova",
-    "FedOVA",
-    "FedPer",
-    "FedProx",
-    "Federation",
-    "FisherLBFGS",
-    "Gather",
-    "Krum",
-    "Mean",
-    "Median",
-    "Observe",
-    "Quantise",
-    "Reply",
-    "Robust",
-    "Run",
-    "RunFolderError",
-    "Spectral",
-    "Task",
-    "TopK",
-    "TrimmedMean",
-    "cross_entropy",
-    "data",
-    "models",
-    "partition",
-    "train",
-]
+_PLACES = {
+    "fedge.algorithms": (
+        "SCAFFOLD",
+        "SGD",
+        "Adam",
+        "Averaged",
+        "Compressed",
+        "DataSharing",
+        "FedAvg",
+        "FedCM",
+        "FedDANE",
+        "FedNova",
+        "FedOVA",
+        "FedPer",
+        "FedProx",
+        "FisherLBFGS",
+        "Robust",
+        "Spectral",
+    ),
+    "fedge.codecs": ("Cast", "Quantise", "TopK"),
+    "fedge.combine": ("ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"),
+    "fedge.core": ("Algorithm", "Ask", "Batch", "Codec", "Combine", "Reply", "Task"),
+    "fedge.engine": ("Engine",),
+    "fedge.federation": ("Federation",),
+    "fedge.handle": ("cross_entropy",),
+    "fedge.loop": ("Observe", "train"),
+    "fedge.runs.folder": ("RunFolderError",),
+    "fedge.runs.run": ("Run",),
+}
+_MODULES = ("data", "models", "partition")
+_PLACE = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = sorted([*_PLACE, *_MODULES])
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"fedge.{name}")
+    if name not in _PLACE:
+        raise AttributeError(f"module 'fedge' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_PLACE[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

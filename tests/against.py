@@ -10,7 +10,7 @@ from torch import Tensor
 import fedge
 from fedge.core import At, Task
 from fedge.engine.clients.batches import client_key, one_client
-from fedge.train import cohorts as draws
+from fedge.loop import cohorts as draws
 
 
 def clients_of(federation: fedge.Federation) -> list[tuple[Tensor, Tensor]]:

@@ -21,8 +21,9 @@ from typer.testing import CliRunner, Result
 import fedge
 from fedge import cli
 from fedge.cli import progress, results, text
-from fedge.cli.app import app
+from fedge.cli.app import COMMANDS, app
 from fedge.cli.interrupt import Interrupt
+from fedge.cli.lazy import Later
 from fedge.engine.uploads.checks import TooFewReplies
 from fedge.experiment import Progress
 from fedge.runs import checkpoint
@@ -566,6 +567,15 @@ def test_help_names_everything(words: list[str], expected: list[str]) -> None:
     assert result.exit_code == 0
     for word in expected:
         assert word in result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_list_of_commands_says_what_each_says_of_itself(command: Later) -> None:
+    assert (command.load().help or "").splitlines()[0] == command.help
+
+
+def test_a_wrong_command_gets_the_nearest_one_once(here: Path) -> None:
+    assert call("rum").stderr.count("Did you mean 'run'?") == 1
 
 
 def test_python_m_fedge_is_the_same(here: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 import fedge
 from fedge.core import drive
 from fedge.engine import Loopback, Simulator
-from fedge.train import cohorts
+from fedge.loop import cohorts
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.reference.fedavg import fedavg

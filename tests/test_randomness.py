@@ -10,7 +10,7 @@ import fedge
 from fedge.core import At, Task
 from fedge.engine.clients.batches import client_key, client_keys, one_client
 from fedge.handle import Handle, cross_entropy, parameters
-from fedge.train import cohorts
+from fedge.loop import cohorts
 
 TASK = Task(None, None, None, epochs=2, batch_size=4)  # type: ignore[arg-type]
 HERE = At(seed=1, round=2, phase=3)

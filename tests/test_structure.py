@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedge
 
 ROOT = Path(fedge.__file__).parent
@@ -33,9 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
     "preflight": {*BASE, "federation", "engine"},
-    "train": {*BASE, "federation", "engine", "evaluate", "runs", "preflight"},
+    "loop": {*BASE, "federation", "engine", "evaluate", "runs", "preflight"},
     "report": {*BASE, "runs"},
-    "deploy": {*BASE, "federation", "engine", "train", "runs", "toml", "experiment"},
+    "deploy": {*BASE, "federation", "engine", "loop", "runs", "toml", "experiment"},
     "experiment": {
         *BASE,
         "data",
@@ -44,12 +46,12 @@ ALLOWED: dict[str, set[str]] = {
         "federation",
         "engine",
         "algorithms",
-        "train",
+        "loop",
         "runs",
         "toml",
     },
-    "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "train"},
-    "sweep": {*BASE, "data", "engine", "train", "runs", "experiment"},
+    "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "loop"},
+    "sweep": {*BASE, "data", "engine", "loop", "runs", "experiment"},
     "cli": {
         *BASE,
         "data",
@@ -154,10 +156,26 @@ def test_the_core_needs_torch_and_numpy_alone() -> None:
         assert not outside & NEEDS_AN_EXTRA, f"{path.relative_to(ROOT)} needs {outside & NEEDS_AN_EXTRA}"
 
 
-def test_importing_fedge_loads_no_extra() -> None:
-    code = f"import fedge, sys; print(*(set(sys.modules) & {NEEDS_AN_EXTRA!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh interpreter has after `code`."""
+    code = f"{code}\nimport sys\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_all_public_names_together_load_no_extra() -> None:
+    assert not loaded("from fedge import *") & NEEDS_AN_EXTRA
+
+
+@pytest.mark.parametrize("code", ["import fedge", "import fedge.cli.app"])
+def test_nothing_waits_for_torch_before_it_is_used(code: str) -> None:
+    assert not loaded(code) & {"torch", "numpy"}
+
+
+def test_a_function_is_not_hidden_by_a_module_of_its_name() -> None:
+    for name in fedge.__all__:
+        if name not in fedge._MODULES:
+            assert not (ROOT / f"{name}.py").exists()
+            assert not (ROOT / name).exists()
 
 
 def test_exported_names_exist_and_are_complete() -> None:
@@ -165,5 +183,14 @@ def test_exported_names_exist_and_are_complete() -> None:
         assert hasattr(fedge, name), name
     public = {name for name in vars(fedge) if not name.startswith("_")}
     submodules = {path.stem for path in ROOT.iterdir()}
-    assert public - submodules <= set(fedge.__all__)
-    assert fedge.__all__ == sorted(fedge.__all__, key=lambda name: (not name.isupper(), name))
+    assert public - submodules - {"import_module"} <= set(fedge.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'FedAvgg'"):
+        _ = fedge.FedAvgg  # type: ignore[attr-defined]
+
+
+def test_type_checkers_see_the_same_names_from_the_same_places() -> None:
+    tree = ast.parse((ROOT / "__init__.pyi").read_text())
+    seen = {alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == fedge._PLACE | dict.fromkeys(fedge._MODULES, "fedge")
+    listed = next(node for node in tree.body if isinstance(node, ast.Assign)).value
+    assert sorted(ast.literal_eval(listed)) == fedge.__all__

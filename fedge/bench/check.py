@@ -17,7 +17,7 @@ from fedge.data import Data
 from fedge.engine import Loopback, Simulator
 from fedge.federation import Federation
 from fedge.handle import parameters
-from fedge.train import Observe, train
+from fedge.loop import Observe, train
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedge.engine import Simulator
 from fedge.engine.hardware.budget import peak
 from fedge.engine.recording.recorder import WARM
 from fedge.handle import parameters
-from fedge.train import cohorts
+from fedge.loop import cohorts
 
 SPAN = 0.1  # seconds: rounds that are shorter are timed several in a row, or a clock tick and a cold cache would count
 

@@ -7,21 +7,51 @@ from typing import Annotated
 import typer
 
 from fedge import __version__
-from fedge.cli.bench import bench
-from fedge.cli.data import data_app
-from fedge.cli.deploy import deploy_app
-from fedge.cli.partition import partition_app
-from fedge.cli.report import report
-from fedge.cli.reproduce import reproduce
-from fedge.cli.run import run
+from fedge.cli.lazy import LOOK, Later, group
 from fedge.cli.text import examples
 
+COMMANDS = [
+    Later(
+        "run",
+        "Train every algorithm of an experiment and compare them.",
+        "fedge.cli.run:run",
+        examples(
+            "fedge run",
+            "fedge run digits.toml --set train.rounds=20 --set algorithm.lr=0.1",
+            "fedge run --resume --out runs/digits",
+        ),
+    ),
+    Later(
+        "report",
+        "Compare runs on one page with figures; it needs no network.",
+        "fedge.cli.report:report",
+        examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared"),
+    ),
+    Later(
+        "bench",
+        "Time fixed workloads against a plain loop over clients.",
+        "fedge.cli.bench:bench",
+        examples("fedge bench", "fedge bench B C --repeats 9", "fedge bench --check"),
+    ),
+    Later(
+        "reproduce",
+        "Repeat experiments of the paper and print its tables with our numbers beside them.",
+        "fedge.cli.reproduce:reproduce",
+        examples(
+            "fedge reproduce noniid --dataset fmnist --rounds 3 --seeds 1 --device cpu",
+            "fedge reproduce tune noniid sharing clients --dataset fmnist --dataset kws --minutes 9",
+        ),
+    ),
+    Later("data", "Get and check data sets.", "fedge.cli.data:data_app"),
+    Later("partition", "Look at who holds which examples.", "fedge.cli.partition:partition_app"),
+    Later("deploy", "Run an experiment on a real fleet, over Flower.", "fedge.cli.deploy:deploy_app"),
+]
+
 app = typer.Typer(
-    add_completion=False,
+    cls=group(COMMANDS),
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
+    **LOOK,
 )
 
 
@@ -47,25 +77,3 @@ def fedge(
 
     Fast to simulate, honest about bytes.
     """
-
-
-app.command(
-    epilog=examples(
-        "fedge run",
-        "fedge run digits.toml --set train.rounds=20 --set algorithm.lr=0.1",
-        "fedge run --resume --out runs/digits",
-    )
-)(run)
-app.command(
-    epilog=examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared")
-)(report)
-app.command(epilog=examples("fedge bench", "fedge bench B C --repeats 9", "fedge bench --check"))(bench)
-app.command(
-    epilog=examples(
-        "fedge reproduce noniid --dataset fmnist --rounds 3 --seeds 1 --device cpu",
-        "fedge reproduce tune noniid sharing clients --dataset fmnist --dataset kws --minutes 9",
-    )
-)(reproduce)
-app.add_typer(data_app, name="data")
-app.add_typer(partition_app, name="partition")
-app.add_typer(deploy_app, name="deploy")

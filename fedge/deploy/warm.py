@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from fedge.train import warm_up
+from fedge.loop import warm_up
 
 PROGRAM, SOCKET = "flwr-clientapp", "warm.sock"
 LOADED = ("flwr.supernode.cli", "flwr.supernode.runtime.run_clientapp", "fedge.deploy", "fedge.experiment")

@@ -15,12 +15,12 @@ from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment
 from fedge.experiment.setup import Setup, build
 from fedge.experiment.training import basics_of, engine_of, observe_of
+from fedge.loop import train
 from fedge.runs import atomic
 from fedge.runs.experiments import EXPERIMENT_FILE, records, slug
 from fedge.runs.folder import RunFolderError
 from fedge.runs.log import About
 from fedge.runs.run import Record, Run
-from fedge.train import train
 
 
 class Watch:

@@ -21,7 +21,7 @@ from fedge.experiment.parsing import Experiment, inside
 from fedge.experiment.parts import ALGORITHM, MODEL, PARTITION, wraps
 from fedge.experiment.values import made
 from fedge.federation import Federation
-from fedge.train import cohorts
+from fedge.loop import cohorts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedge.engine import Engine
 from fedge.engine.runtime import Precision
-from fedge.train import Observe
+from fedge.loop import Observe
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.device import find
 from fedge.experiment.setup import load_data
 from fedge.experiment.training import basics_of, observe_of
+from fedge.loop import train
 from fedge.runs.folder import RunFolderError, versions
 from fedge.runs.log import About
 from fedge.runs.run import Record, Run
 from fedge.sweep.entries import Entry
 from fedge.sweep.hardware import hardware
 from fedge.sweep.store import Line, Store, hold
-from fedge.train import train
 
 RESULTS = "results.jsonl"
 CHECKPOINT_EVERY = {"cpu": 1}  # where a round of a large network takes minutes

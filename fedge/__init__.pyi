@@ -1,0 +1,77 @@
+"""The public names, for type checkers and editors; `__init__.py` loads each when it is first used."""
+
+from fedge import data, models, partition
+from fedge.algorithms import (
+    SCAFFOLD,
+    SGD,
+    Adam,
+    Averaged,
+    Compressed,
+    DataSharing,
+    FedAvg,
+    FedCM,
+    FedDANE,
+    FedNova,
+    FedOVA,
+    FedPer,
+    FedProx,
+    FisherLBFGS,
+    Robust,
+    Spectral,
+)
+from fedge.codecs import Cast, Quantise, TopK
+from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
+from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
+from fedge.engine import Engine
+from fedge.federation import Federation
+from fedge.handle import cross_entropy
+from fedge.loop import Observe, train
+from fedge.runs.folder import RunFolderError
+from fedge.runs.run import Run
+
+__version__: str
+
+__all__ = [
+    "SCAFFOLD",
+    "SGD",
+    "Adam",
+    "Algorithm",
+    "Ask",
+    "Averaged",
+    "Batch",
+    "Cast",
+    "ClippedMean",
+    "Codec",
+    "Combine",
+    "Compressed",
+    "DataSharing",
+    "Engine",
+    "FedAvg",
+    "FedCM",
+    "FedDANE",
+    "FedNova",
+    "FedOVA",
+    "FedPer",
+    "FedProx",
+    "Federation",
+    "FisherLBFGS",
+    "Gather",
+    "Krum",
+    "Mean",
+    "Median",
+    "Observe",
+    "Quantise",
+    "Reply",
+    "Robust",
+    "Run",
+    "RunFolderError",
+    "Spectral",
+    "Task",
+    "TopK",
+    "TrimmedMean",
+    "cross_entropy",
+    "data",
+    "models",
+    "partition",
+    "train",
+]
