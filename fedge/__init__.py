@@ -31,6 +31,7 @@ _PLACES = {
     "fedge.combine": ("ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"),
     "fedge.core": ("Algorithm", "Ask", "Batch", "Codec", "Combine", "Reply", "Task"),
     "fedge.engine": ("Engine",),
+    "fedge.experiment.loading": ("load_run",),
     "fedge.federation": ("Federation",),
     "fedge.handle": ("cross_entropy",),
     "fedge.loop": ("Observe", "train"),

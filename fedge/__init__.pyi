@@ -23,6 +23,7 @@ from fedge.codecs import Cast, Quantise, TopK
 from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
 from fedge.engine import Engine
+from fedge.experiment.loading import load_run
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
 from fedge.loop import Observe, train
@@ -71,6 +72,7 @@ __all__ = [
     "TrimmedMean",
     "cross_entropy",
     "data",
+    "load_run",
     "models",
     "partition",
     "train",

@@ -13,6 +13,7 @@ says what is the server's: how uploads are combined (`Combine`).
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
@@ -271,6 +272,30 @@ class Algorithm(ABC, Generic[S]):
     def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
         """[N, ...] -> [N, classes]; the prediction is the largest."""
         return model.logits(self.params(state), x)
+
+    def network(self, state: S, memory: Payload | None = None) -> nn.Module:
+        """A module of its own that gives the `scores`, on the CPU; `memory`: what one client remembers, for its own."""
+        check_network(self, Algorithm)
+        if memory is not None:
+            raise ValueError(f"{type(self).__name__} has one model for all clients: leave the client out")
+        return filled(self.model, self.params(state))
+
+
+def check_network(algorithm: Algorithm[Any], base: type) -> None:
+    """Refuse an algorithm whose scores are its own while its network is still that of `base`."""
+    if type(algorithm).scores is not base.scores:  # type: ignore[attr-defined]
+        kind = type(algorithm).__name__
+        raise NotImplementedError(f"{kind} has scores of its own: write {kind}.network, a module that gives them")
+
+
+def filled(module: nn.Module, params: Params) -> nn.Module:
+    """A copy of a module on the CPU, ready to predict, with these parameters; what is frozen stays as it is."""
+    copied = copy.deepcopy(module).cpu().eval()
+    mine = dict(copied.named_parameters())
+    with torch.no_grad():
+        for name, leaf in params.items():
+            mine[name].data = leaf.detach().cpu().clone()
+    return copied
 
 
 class Link(Protocol):

@@ -133,7 +133,12 @@ class Training(Generic[S]):
         self.link.begin(row for row in self.link.ledger if row.task == "rows")
         self.link.remember({})
         state, _ = drive(self.algorithm.setup(self.algorithm.init(params)), self.link, self.seed, 0, self.draw)
-        return Run(self.algorithm, state, self.link.runtime.handle, [], self.link.ledger)
+        return self.run(state, [])
+
+    def run(self, state: S, history: list[Record], memory: Record | None = None) -> Run[S]:
+        runtime = self.link.runtime
+        ledger = self.link.ledger
+        return Run(self.algorithm, state, runtime.handle, history, ledger, memory or {}, example=runtime.example)
 
     def continued(self, start: Run[S]) -> Run[S]:
         """An earlier run, with setup done again and not counted again."""
@@ -144,7 +149,7 @@ class Training(Generic[S]):
         preflight.check_start(self.algorithm.init(params), state)
         declared = [row for row in self.link.ledger if row.task == "rows" and row not in start.ledger.rows]
         self.link.begin([*start.ledger, *declared])
-        run = Run(self.algorithm, state, self.link.runtime.handle, list(start.history), self.link.ledger, start.memory)
+        run = self.run(state, list(start.history), start.memory)
         self.replay(run)
         return run
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one
-from fedge.core import Algorithm, Flow, Model, Params
+from fedge.core import Algorithm, Flow, Model, Params, Payload
 
 State = dict[str, Any]
 
@@ -70,4 +70,10 @@ class Averaged(Wrapper[State]):
         return {**state, "mean": params}
 
     def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
-        return self.inner.scores(model, self.inner.with_params(state["inner"], state["mean"]), x)
+        return self.inner.scores(model, self._with_mean(state), x)
+
+    def network(self, state: State, memory: Payload | None = None) -> nn.Module:
+        return self.inner.network(self._with_mean(state), memory)
+
+    def _with_mean(self, state: State) -> Any:
+        return self.inner.with_params(state["inner"], state["mean"])

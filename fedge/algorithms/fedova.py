@@ -3,12 +3,12 @@ Non-IID Data, IJCNN 2021; Liu, Zhu and Yu, Resource-constrained Federated Edge L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms.data_sharing import DataSharing
@@ -151,6 +151,22 @@ class FedOVA(Wrapper[State]):
     def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
         """log P(i | x) - log P(not i | x) for every class, [N, classes]."""
         logits = [self.inner.scores(model, one, x) for one in state]
+        return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
+
+    def network(self, state: State, memory: Payload | None = None) -> nn.Module:
+        """One module that gives a score per class."""
+        return OneVsAll(self.inner.network(one, memory) for one in state).eval()
+
+
+class OneVsAll(nn.Module):
+    """Binary networks side by side, `classes.0`, `classes.1`, ...: [N, ...] -> [N, classes]."""
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.classes = nn.ModuleList(networks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = [network(x) for network in self.classes]
         return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
 
 

@@ -14,7 +14,7 @@ from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.checks import nearest
 from fedge.combine import Gather
-from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
+from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task, filled
 from fedge.handle import cross_entropy, parameters
 
 State = dict[str, Any]
@@ -131,6 +131,10 @@ class FedPer(Algorithm[State]):
         params = state["params"] | tree.axpy(self.server_lr, trained.mean["delta"], shared)
         served = _served(judged.uploads.parts["accuracy"]["own"])
         return {"params": params, "served": served, **schedule.after(self.lr_decay, state)}
+
+    def network(self, state: State, memory: Payload | None = None) -> nn.Module:
+        """With the personal layers that a client remembers, else with the module's first ones."""
+        return filled(self.model, state["params"] | (memory or {}).get(PERSONAL, {}))
 
     def notes(self, state: State) -> dict[str, Any]:
         return {f"client_accuracy_{name}": value for name, value in (state["served"] or {}).items()}

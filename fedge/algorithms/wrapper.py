@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedge.core import Algorithm, Flow, Loss, Model, Params, S, Task
+from fedge.core import Algorithm, Flow, Loss, Model, Params, Payload, S, Task, check_network
 
 
 class Wrapper(Algorithm[S]):
@@ -61,6 +61,10 @@ class Wrapper(Algorithm[S]):
 
     def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
         return self.inner.scores(model, state, x)
+
+    def network(self, state: S, memory: Payload | None = None) -> nn.Module:
+        check_network(self, Wrapper)
+        return self.inner.network(state, memory)
 
 
 def chain(algorithm: Algorithm[Any]) -> Iterator[Algorithm[Any]]:

@@ -28,6 +28,12 @@ COMMANDS = [
         examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared"),
     ),
     Later(
+        "export",
+        "Write the model that a run trained as a file that other programs read.",
+        "fedge.cli.export:export",
+        examples("fedge export runs/digits/fedova fedova.onnx", "fedge export runs/digits/fedavg fedavg.safetensors"),
+    ),
+    Later(
         "bench",
         "Time fixed workloads against a plain loop over clients.",
         "fedge.cli.bench:bench",

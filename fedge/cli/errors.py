@@ -14,6 +14,7 @@ from fedge.engine.ranks.process_group import Group, RankError
 from fedge.engine.uploads.checks import TooFewReplies
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
+from fedge.runs.export import ExportError, MissingFormat
 from fedge.runs.folder import RunFolderError
 from fedge.sweep.processes import LostWorker
 
@@ -27,9 +28,18 @@ def one_line(group: Group | None = None) -> Iterator[None]:
     """Turn the errors that a person can do something about into one line, of several processes said by one."""
     try:
         yield
-    except (DataError, ExperimentError, RunFolderError, ReportError) as error:
+    except (DataError, ExperimentError, RunFolderError, ReportError, ExportError) as error:
         raise fail(str(error), ASKED, group) from None
-    except (MissingExtra, TooFewReplies, ClientError, StepError, RankError, LostWorker, MemoryError) as error:
+    except (
+        MissingExtra,
+        MissingFormat,
+        TooFewReplies,
+        ClientError,
+        StepError,
+        RankError,
+        LostWorker,
+        MemoryError,
+    ) as error:
         raise fail(str(error), FAILED, group) from None
     except OSError as error:
         raise fail(str(error), ASKED, group) from None

@@ -43,6 +43,11 @@ class Runtime:
     def __post_init__(self) -> None:
         self.threads = self.judges = 1 if self.device.type == "cuda" else useful_threads(self.handle)
 
+    @property
+    def example(self) -> Tensor:
+        """One input of the model, [1, ...], all zeros, on the CPU."""
+        return torch.zeros(1, *self.x.shape[1:], dtype=self.x.dtype)
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """Within it torch uses the threads that suit the model, and fp32 means fp32: no TF32 unless asked for.

@@ -39,7 +39,7 @@ def build(experiment: Experiment, data: Data | None = None) -> Setup:
     data = load_data(experiment.data) if data is None else data
     federation = deal(experiment.partition, data)
     _check_train(experiment.train, federation)
-    return Setup(federation, _algorithms(experiment, federation), experiment.train | {"device": device})
+    return Setup(federation, build_algorithms(experiment, federation), experiment.train | {"device": device})
 
 
 def load_data(table: Table) -> Data:
@@ -61,7 +61,9 @@ def _check_train(table: Table, federation: Federation) -> None:
         cohorts(federation.clients, table["cohort"])
 
 
-def _algorithms(experiment: Experiment, federation: Federation) -> dict[str, Algorithm[Any]]:
+def build_algorithms(experiment: Experiment, federation: Federation) -> dict[str, Algorithm[Any]]:
+    """By label, each with a model of its own."""
+
     def model(outputs: int) -> nn.Module:
         return make_model(experiment.model, federation.data, outputs)
 

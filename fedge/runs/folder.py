@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedge import toml
 from fedge.federation import Federation
@@ -193,7 +194,13 @@ def _clients(federation: Federation) -> bytes:
             y = data.train_y[federation.examples(client)]
             labels.append(torch.bincount(y, minlength=data.classes).tolist())
     table = {"clients": federation.clients, "classes": data.classes, "names": list(data.names), "labels": labels}
+    table |= {"example": _kind(data.train_x), "target": _kind(data.train_y)}
     return json.dumps(table).encode()
+
+
+def _kind(examples: Tensor) -> Record:
+    """The shape and type of one of them."""
+    return {"shape": list(examples.shape[1:]), "type": str(examples.dtype).removeprefix("torch.")}
 
 
 def as_plain(config: Mapping[str, Any]) -> dict[str, Any]:

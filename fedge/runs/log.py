@@ -64,7 +64,8 @@ class Log:
         state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(runtime.device), content["state"])
         self.link.begin(rows)
         self.saved = content["round"]
-        return Run(algorithm, state, runtime.handle, records, self.link.ledger, content.get("clients", {}))
+        memory = content.get("clients", {})
+        return Run(algorithm, state, runtime.handle, records, self.link.ledger, memory, example=runtime.example)
 
     def _reopen(self, rounds: int) -> tuple[dict[str, Any], list[Record], list[Row]]:
         content = self.folder.reopen(self.config)
@@ -119,7 +120,7 @@ def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mappin
     for part in parts:
         checksum = zlib.crc32(part.cpu().contiguous().numpy().tobytes(), checksum)
     who = {"clients": federation.clients, "examples": len(federation.index), "checksum": checksum}
-    return {"algorithm": _fields(algorithm), "federation": who, "train": dict(settings)}
+    return {"algorithm": fields(algorithm), "federation": who, "train": dict(settings)}
 
 
 def _model(module: nn.Module) -> str:
@@ -132,14 +133,15 @@ def _model(module: nn.Module) -> str:
     return f"{type(module).__name__} with {count} parameters, checksum {checksum}"
 
 
-def _fields(thing: Any) -> dict[str, Any]:
+def fields(thing: Any) -> dict[str, Any]:
+    """An algorithm or a part of one as plain values."""
     found: dict[str, Any] = {"name": type(thing).__name__.lower()}
     for one in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
         value = getattr(thing, one.name)
         if isinstance(value, nn.Module):
             found[one.name] = _model(value)
         elif dataclasses.is_dataclass(value):
-            found[one.name] = _fields(value)
+            found[one.name] = fields(value)
         elif isinstance(value, Codec | Combine) or repr(value) == object.__repr__(value):  # else an address is written
             found[one.name] = {"name": type(value).__name__.lower(), **vars(value)}
         elif callable(value):

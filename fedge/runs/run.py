@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedge import tree
-from fedge.core import Algorithm, Params, S
+from fedge.core import Algorithm, Params, Payload, S
 from fedge.evaluate import scores
 from fedge.handle import Handle
 from fedge.ledger import Ledger
+from fedge.runs import export
 
 Record = dict[str, Any]
 
@@ -32,6 +34,7 @@ class Run(Generic[S]):
         0  # what that takes; None on a fleet, whose devices keep it, over all clients that took part
     )
     stopped: bool = False
+    example: Tensor | None = None  # one input as the model takes it, [1, ...], all zeros
 
     def __repr__(self) -> str:
         last = next((r for r in reversed(self.history) if "test_accuracy" in r), None)
@@ -59,6 +62,32 @@ class Run(Generic[S]):
     def predict(self, x: Tensor | ArrayLike) -> Tensor:
         """[N, ...] -> [N], the class with the largest score."""
         return self.scores(x).argmax(1)
+
+    def module(self, client: int | None = None) -> nn.Module:
+        """The trained network as a plain module on the CPU, with the names of yours; it needs no fedge.
+
+        FedOVA's gives one score per class. With `client`, the one with that client's personal layers.
+        """
+        memory = None if client is None else self._remembered(client)
+        return self.algorithm.network(self.state, memory)
+
+    def _remembered(self, client: int) -> Payload:
+        """What a client remembers, for algorithms without rows."""
+        found: Payload = {}
+        for part, table in self.memory.items():
+            place = (table["jobs"][:, 0] == client).nonzero().flatten()
+            if len(place) == 1:
+                found[part] = {name: leaf[place[0]] for name, leaf in table["leaves"].items()}
+        if self.memory and not found:
+            known = sorted({int(one) for table in self.memory.values() for one in table["jobs"][:, 0]})
+            raise export.ExportError(
+                f"client {client} never took part, so it has nothing of its own: choose one of {known}"
+            )
+        return found
+
+    def save(self, path: Path | str, client: int | None = None) -> Path:
+        """Write the trained network as `module` gives it: .safetensors, .pt, .onnx or .pt2; the suffix decides."""
+        return export.save(self.module(client), Path(path), self.example)
 
     def summary(self) -> Record:
         """The result in a few numbers; final is the mean over the last tenth of the rounds, 20 at most."""

@@ -1,0 +1,34 @@
+"""`fedge export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedge.cli.errors import one_line
+from fedge.cli.run import say
+from fedge.experiment.loading import load_run
+from fedge.runs.export import ExportError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one run, such as runs/digits/fedova.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .safetensors, .pt, .pt2 or .onnx.")],
+    client: Annotated[
+        int | None, typer.Option(min=0, help="With the personal layers of this client.", show_default=False)
+    ] = None,
+) -> None:
+    """Write the model that a run trained as a file that other programs read.
+
+    .safetensors and .pt hold the tensors by the names of the module; .onnx and .pt2 hold the computation too.
+    """
+    with one_line():
+        found = load_run(run)
+        try:
+            found.save(path, client)
+        except (ValueError, NotImplementedError) as error:  # what this algorithm has no file for
+            raise ExportError(str(error)) from error
+    say(Console(), f"{path}: {found!r}")

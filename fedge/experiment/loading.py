@@ -1,0 +1,113 @@
+"""A finished run again, from its folder: to predict, to save the model, to look at the record."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedge.core import Algorithm
+from fedge.data import Data
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.parsing import parse
+from fedge.experiment.setup import build_algorithms, load_data
+from fedge.federation import Federation
+from fedge.handle import Handle
+from fedge.ledger import Ledger, Row
+from fedge.runs import checkpoint
+from fedge.runs.experiments import records, run_folders
+from fedge.runs.folder import RunFolderError, as_plain, first_difference
+from fedge.runs.log import fields
+from fedge.runs.run import Run
+
+
+def load_run(folder: Path | str, algorithm: Algorithm[Any] | None = None) -> Run[Any]:
+    """The run in a folder as its last checkpoint has it, on the CPU.
+
+    What an experiment file made is made again from it, without the data. A run that was started from Python needs
+    its `algorithm`, with a model of the same kind; the parameters are the trained ones.
+    """
+    folder = Path(folder)
+    content = _checkpoint(folder)
+    if algorithm is None:
+        algorithm = _algorithm(folder, content["config"])
+    else:
+        _check_same(folder, algorithm, content["config"])
+    rounds = content["round"]
+    return Run(
+        algorithm,
+        content["state"],
+        Handle(algorithm.model, algorithm.loss),
+        records(folder)[:rounds],
+        Ledger([Row(**row) for row in _rows(folder) if row["round"] <= rounds]),
+        content.get("clients", {}),
+        example=_zeros(_about(folder)),
+    )
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    if not (folder / "checkpoint.pt").is_file():
+        inside = [one.name for one in run_folders(folder)] if folder.is_dir() else []
+        remedy = f"it holds the runs {inside}, name one of them" if inside else "name the folder of a run"
+        raise RunFolderError(f"there is no run in {folder}: {remedy}")
+    try:
+        return checkpoint.load(folder / "checkpoint.pt")
+    except checkpoint.CheckpointError as error:
+        raise RunFolderError(f"cannot load the run: {error}") from None
+
+
+def _algorithm(folder: Path, config: dict[str, Any]) -> Algorithm[Any]:
+    if "model" not in config:
+        raise RunFolderError(f"{folder} was started from Python: give its algorithm, load_run(folder, algorithm)")
+    text = (folder / "config.toml").read_text("utf-8")
+    table = tomllib.loads(text)
+    label = table["algorithm"]["label"]
+    experiment = parse(table | {"algorithm": [table["algorithm"]]})
+    try:
+        return build_algorithms(experiment, _stand_in(folder, experiment.data))[label]
+    except ExperimentError as error:
+        raise RunFolderError(f"cannot make the algorithm of {folder} again: {error}") from error
+
+
+def _check_same(folder: Path, algorithm: Algorithm[Any], config: dict[str, Any]) -> None:
+    if "model" in config:
+        return
+    given = as_plain({"algorithm": fields(algorithm)})
+    difference = first_difference(config["algorithm"], given["algorithm"], "algorithm")
+    if difference is not None:
+        name, old, new = difference
+        raise RunFolderError(f"{folder} was trained with {name} = {old!r}, the algorithm given has {new!r}")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "clients.json").read_text("utf-8"))
+    return found
+
+
+def _stand_in(folder: Path, data: dict[str, Any]) -> Federation:
+    """Clients and classes as the run had them, with one example of zeros in place of the data.
+
+    A folder of an earlier version does not say what an example looks like: for it the data are loaded.
+    """
+    about = _about(folder)
+    x = _zeros(about)
+    if x is None:
+        return Federation(load_data(data), [[0]] * about["clients"])
+    y = torch.zeros(1, *about["target"]["shape"], dtype=getattr(torch, about["target"]["type"]))
+    one = Data(x, y, x, y, about["classes"], tuple(about["names"]))
+    return Federation(one, [[0]] * about["clients"])
+
+
+def _zeros(about: dict[str, Any]) -> Tensor | None:
+    if "example" not in about:
+        return None
+    return torch.zeros(1, *about["example"]["shape"], dtype=getattr(torch, about["example"]["type"]))
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "ledger.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]

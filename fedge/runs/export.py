@@ -1,0 +1,107 @@
+"""A trained network as a file that other programs read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedge.checks import nearest
+from fedge.runs import atomic
+
+
+class ExportError(ValueError):
+    """What cannot be written as a file, and what to do."""
+
+
+class MissingFormat(ImportError):
+    """A format whose package is not installed."""
+
+
+def save(module: nn.Module, path: Path, example: Tensor | None) -> Path:
+    """Write a module by the suffix of the path; formats that hold the program need an example of its input."""
+    write = FORMATS.get(path.suffix)
+    if write is None:
+        known = ", ".join(FORMATS)
+        raise ExportError(f"{path} ends in {path.suffix!r}{nearest(path.suffix, FORMATS)}: choose one of {known}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_atomically(path, write(module, example))
+    return path
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Every name with memory of its own, tied or not, so that any reader can load it."""
+    return {name: leaf.detach().clone().contiguous() for name, leaf in module.state_dict().items()}
+
+
+def _state_dict(module: nn.Module, example: Tensor | None) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(_tensors(module), buffer)
+    return buffer.getvalue()
+
+
+def _safetensors(module: nn.Module, example: Tensor | None) -> bytes:
+    written: bytes = _needs("safetensors.torch").save(_tensors(module))
+    return written
+
+
+def _program(module: nn.Module, example: Tensor | None) -> torch.export.ExportedProgram:
+    """The computation for any number of examples; traced with two, as one would count as a constant."""
+    if example is None:
+        raise ExportError("this run does not know its inputs: set run.example to one, [1, ...], and save again")
+    many = torch.export.Dim("examples", min=1)
+    return torch.export.export(
+        module, (example.expand(2, *example.shape[1:]).contiguous(),), dynamic_shapes=({0: many},)
+    )
+
+
+def _torch_export(module: nn.Module, example: Tensor | None) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(_program(module, example), buffer)
+    return buffer.getvalue()
+
+
+def _onnx(module: nn.Module, example: Tensor | None) -> bytes:
+    _needs("onnx")
+    _needs("onnxscript")
+    with _quiet():
+        program = torch.onnx.export(_program(module, example), dynamo=True, input_names=["x"], output_names=["scores"])
+    assert program is not None
+    written: bytes = program.model_proto.SerializeToString()
+    return written
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on its own inside."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _needs(name: str):  # type: ignore[no-untyped-def]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise MissingFormat(f"this format needs {package}: pip install 'fedge[export]'", name=package) from error
+
+
+FORMATS: dict[str, Callable[[nn.Module, Tensor | None], bytes]] = {
+    ".safetensors": _safetensors,
+    ".pt": _state_dict,
+    ".pt2": _torch_export,
+    ".onnx": _onnx,
+}

@@ -1,0 +1,266 @@
+"""A model to take home: as a module, as files that other programs read, and from a run folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import fedge
+from fedge.cli.app import app
+from fedge.runs import export
+
+DIGITS = fedge.data.load("digits")
+X = DIGITS.test_x[:50]
+
+
+def digits() -> fedge.Federation:
+    return fedge.Federation(DIGITS, fedge.partition.labels_per_client(DIGITS.train_y, 20, labels=2, seed=0))
+
+
+def trained(algorithm: fedge.Algorithm, **more: object) -> fedge.Run:
+    return fedge.train(algorithm, digits(), rounds=2, cohort=5, **more)  # type: ignore[arg-type]
+
+
+def fedavg(outputs: int = 10) -> fedge.FedAvg:
+    return fedge.FedAvg(fedge.models.mlp(outputs=outputs, seed=0), epochs=1)
+
+
+ALGORITHMS = {
+    "fedavg": fedavg,
+    "averaged": lambda: fedge.Averaged(fedavg(), window=2),
+    "fedova": lambda: fedge.FedOVA(fedavg(2)),
+    "averaged around fedova": lambda: fedge.Averaged(fedge.FedOVA(fedavg(2)), window=2),
+    "fedova around averaged": lambda: fedge.FedOVA(fedge.Averaged(fedavg(2), window=2)),
+    "robust": lambda: fedge.Robust(fedavg(), fedge.Median()),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_module_gives_the_scores_of_the_run(name: str) -> None:
+    run = trained(ALGORITHMS[name]())
+    module = run.module()
+    assert not module.training
+    torch.testing.assert_close(module(X), run.scores(X), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():  # a copy: what is done to it does not reach the run
+        next(module.parameters()).zero_()
+    assert all(leaf.abs().sum() > 0 for leaf in run.params.values())
+
+
+def test_the_names_are_those_of_the_users_module() -> None:
+    run = trained(fedavg())
+    assert list(run.module().state_dict()) == list(run.algorithm.model.state_dict())
+    whole = trained(fedge.FedOVA(fedavg(2))).module().state_dict()
+    assert len(whole) == 10 * len(run.params)
+    assert {name.split(".", 2)[2] for name in whole} == set(run.params)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and a third that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.two.weight = self.one.weight
+        self.one.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.two(torch.tanh(self.one(x.flatten(1))))))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_tied_and_frozen_tensors_survive(suffix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    run = trained(fedge.FedAvg(Tied(), epochs=1))
+    module = run.module()
+    assert module.one.weight is module.two.weight
+    torch.testing.assert_close(module.one.bias, run.algorithm.model.one.bias)  # type: ignore[union-attr]
+    fresh = Tied()
+    fresh.load_state_dict(read(run.save(tmp_path / f"model{suffix}")))
+    torch.testing.assert_close(fresh(X), run.scores(X), rtol=1e-5, atol=1e-5)
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return found
+
+
+PLAIN = """
+import sys, numpy as np
+path, x = sys.argv[1], np.load(sys.argv[2])
+if path.endswith(".onnx"):
+    import onnxruntime
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    scores = session.run(None, {"x": x})[0]
+else:
+    import torch
+    scores = torch.export.load(path).module()(torch.from_numpy(x)).detach().numpy()
+assert "fedge" not in sys.modules
+np.save(sys.argv[3], scores)
+"""
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedova"])
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_program_without_fedge_gets_the_same_scores(name: str, suffix: str, tmp_path: Path) -> None:
+    run = trained(ALGORITHMS[name]())
+    path = run.save(tmp_path / "deep" / f"model{suffix}")
+    np.save(tmp_path / "x.npy", X.numpy())
+    words = [str(path), str(tmp_path / "x.npy"), str(tmp_path / "scores.npy")]
+    subprocess.run([sys.executable, "-c", PLAIN, *words], check=True, cwd=tmp_path)
+    got = torch.from_numpy(np.load(tmp_path / "scores.npy"))
+    torch.testing.assert_close(got, run.scores(X), rtol=1e-4, atol=1e-4)
+
+
+def test_a_convolution_for_any_number_of_examples(tmp_path: Path) -> None:
+    model, x = fedge.models.fmnist_cnn(seed=0).eval(), torch.randn(3, 1, 28, 28)
+    path = export.save(model, tmp_path / "cnn.pt2", x[:1])
+    program = torch.export.load(path).module()
+    for count in (1, 3):
+        torch.testing.assert_close(program(x[:count]), model(x[:count]), rtol=1e-5, atol=1e-5)
+
+
+def test_personal_layers(tmp_path: Path) -> None:
+    run = trained(fedge.FedPer(fedge.models.mlp(seed=0), epochs=1), out=tmp_path / "run")
+    taken = run.history[-1]["cohort"][0]
+    shared, own = run.module(), run.module(client=taken)
+    last = list(shared.state_dict())[-1]
+    assert torch.equal(next(iter(shared.parameters())), next(iter(own.parameters())))
+    assert not torch.equal(shared.state_dict()[last], own.state_dict()[last])
+    again = fedge.load_run(tmp_path / "run", fedge.FedPer(fedge.models.mlp(seed=1), epochs=1))
+    assert torch.equal(again.module(client=taken).state_dict()[last], own.state_dict()[last])
+    never = next(one for one in range(20) if all(one not in record["cohort"] for record in run.history))
+    with pytest.raises(ValueError, match=f"client {never} never took part"):
+        run.module(client=never)
+
+
+def test_one_model_for_all_has_no_personal_one() -> None:
+    with pytest.raises(ValueError, match="FedAvg has one model for all clients"):
+        trained(fedavg()).module(client=0)
+
+
+class Doubled(fedge.FedAvg):
+    """Scores of its own, and no network."""
+
+    def scores(self, model, state, x):  # type: ignore[no-untyped-def]
+        return 2 * super().scores(model, state, x)
+
+
+class Halved(fedge.Robust):
+    """A wrapper with scores of its own."""
+
+    def scores(self, model, state, x):  # type: ignore[no-untyped-def]
+        return super().scores(model, state, x) / 2
+
+
+@pytest.mark.parametrize("kind", ["Doubled", "Halved"])
+def test_own_scores_need_an_own_network(kind: str) -> None:
+    run = trained(
+        Doubled(fedge.models.mlp(seed=0), epochs=1) if kind == "Doubled" else Halved(fedavg(), fedge.Median())
+    )
+    with pytest.raises(NotImplementedError, match=rf"write {kind}\.network"):
+        run.module()
+
+
+# From a folder
+
+
+def test_a_run_from_its_folder_is_the_run(tmp_path: Path) -> None:
+    run = trained(fedavg(), out=tmp_path / "run")
+    again = fedge.load_run(tmp_path / "run", fedge.FedAvg(fedge.models.mlp(seed=5), epochs=1))
+    assert torch.equal(again.scores(X), run.scores(X))
+    assert [one["test_accuracy"] for one in again.history] == [one["test_accuracy"] for one in run.history]
+    assert again.ledger.total() == run.ledger.total()
+    assert again.summary() | {"seconds": 0} == run.summary() | {"seconds": 0}
+    with pytest.raises(fedge.RunFolderError, match=r"algorithm\.epochs = 1, the algorithm given has 2"):
+        fedge.load_run(tmp_path / "run", fedge.FedAvg(fedge.models.mlp(seed=0), epochs=2))
+    with pytest.raises(fedge.RunFolderError, match="was started from Python: give its algorithm"):
+        fedge.load_run(tmp_path / "run")
+    with pytest.raises(fedge.RunFolderError, match=r"holds the runs \['run'\]"):
+        fedge.load_run(tmp_path)
+    with pytest.raises(fedge.RunFolderError, match="there is no run in"):
+        fedge.load_run(tmp_path / "none")
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--set", "train.rounds=2", "--no-report", "--quiet", "--out", "e"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    return tmp_path / "e"
+
+
+def test_an_experiments_run_needs_neither_its_data_nor_its_algorithm(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise AssertionError("the data were loaded")
+
+    monkeypatch.setattr("fedge.experiment.loading.load_data", gone)
+    for folder in ("fedavg", "fedova", "fedova-spectral"):
+        run = fedge.load_run(experiment / folder)
+        right = float((run.module()(DIGITS.test_x).argmax(1) == DIGITS.test_y).double().mean())
+        assert right == run.history[-1]["test_accuracy"]
+
+
+def test_a_folder_of_an_earlier_version_loads_with_its_data(experiment: Path) -> None:
+    path = experiment / "fedova" / "clients.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({key: about[key] for key in ("clients", "classes", "names", "labels")}))
+    run = fedge.load_run(experiment / "fedova")
+    assert run.predict(X).shape == (50,)
+    with pytest.raises(ValueError, match=r"set run\.example"):
+        run.save(experiment / "model.onnx")
+    run.example = X[:1]
+    assert run.save(experiment / "model.onnx").stat().st_size > 1000
+
+
+def test_the_command(experiment: Path) -> None:
+    done = CliRunner().invoke(app, ["export", "e/fedova", "out/model.safetensors"])
+    assert done.exit_code == 0
+    assert "FedOVA, 2 rounds" in done.output
+    assert len(read(experiment.parent / "out" / "model.safetensors")) == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["e/fedova", "model.onx"], "ends in '.onx' (did you mean '.onnx'?): choose one of"),
+        (["e", "model.pt"], "it holds the runs"),
+        (["none", "model.pt"], "there is no run in none"),
+        (["e/fedova", "model.pt", "--client", "3"], "FedAvg has one model for all clients"),
+    ],
+)
+def test_what_cannot_be_exported_gets_one_line(experiment: Path, words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["export", *words])
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_a_damaged_checkpoint_is_named(experiment: Path) -> None:
+    path = experiment / "fedova" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(fedge.RunFolderError, match=r"cannot load the run: .*checkpoint\.pt"):
+        fedge.load_run(experiment / "fedova")
+
+
+def test_regression(tmp_path: Path) -> None:
+    x = torch.randn(60, 4)
+    data = fedge.data.Data(x, x.sum(1, keepdim=True), x[:5], x[:5].sum(1, keepdim=True), 0)
+    federation = fedge.Federation(data, [list(range(k, 60, 3)) for k in range(3)])
+    loss = lambda out, y: ((out - y) ** 2).mean(1)  # noqa: E731
+    run = fedge.train(fedge.FedAvg(nn.Linear(4, 1), loss=loss, lr=0.01), federation, rounds=2, out=tmp_path / "r")
+    again = fedge.load_run(tmp_path / "r", fedge.FedAvg(nn.Linear(4, 1), loss=loss, lr=0.01))
+    assert torch.equal(again.scores(x), run.scores(x))
