@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FLOWER := $(VENV)/.installed-flower
+SITE := $(VENV)/.installed-site
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-data test-deploy drill check format clean
+.PHONY: help setup run test test-all test-data test-deploy drill check site package format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,12 @@ check: $(STAMP) ## check formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+site: $(SITE) ## build the documentation as a site in build/site, warnings as errors
+	OMP_NUM_THREADS=1 $(BIN)/python tools/site.py
+
+package: $(STAMP) ## build wheel and sdist in dist, install each in an empty environment and run it there
+	$(BIN)/python tools/package.py
+
 format: $(STAMP) ## format the code and repair what the linter can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -57,6 +64,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing fedge and its development tools into $(VENV); the first time takes a few minutes."
 	@$(BIN)/python -m pip show -q pip >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(SITE): $(STAMP)
+	@echo "Installing mkdocs into $(VENV)."
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,site]'
 	@touch $@
 
 # Flower brings many packages along: only the tests of deployments need them.

@@ -186,3 +186,27 @@ def test_common_errors_say_what_the_page_says(message: str, mistake: Callable[[]
 def test_every_page_is_in_the_index() -> None:
     listed = set(links(ROOT / "docs" / "README.md"))
     assert {page.name for page in PAGES if page.parent.name == "docs"} - {"README.md"} <= listed
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    named = set(re.findall(r": (docs/[\w-]+\.md)$", site, re.MULTILINE))
+    assert named == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/README.md"}
+
+
+def test_the_workflow_runs_what_contributing_asks_for() -> None:
+    """The same commands on both roads; `make` alone starts none of them twice."""
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    ours = (ROOT / ".ci" / "run").read_text()
+
+    def targets(text: str) -> list[str]:
+        return [word for line in re.findall(r"^(?:\s*- run: )?make (.+)$", text, re.MULTILINE) for word in line.split()]
+
+    assert targets(workflow) == targets(ours)
+    assert len(targets(ours)) > 3
+
+
+def test_the_version_is_said_once() -> None:
+    said = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert said is not None
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == fedge.__version__ == said[1]
