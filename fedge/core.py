@@ -76,6 +76,9 @@ class Task:
     gets an addressed key as well. A task with `rows` is done once for every row the client holds: what is sent has a
     leading row axis, and a (client, row) pair is a *job*.
 
+    A weight is above 0 and at most the client's number of examples; a task that weighs otherwise says in `heaviest`
+    what the largest weight of clients with these numbers of examples is, as FedOVA's plain means do: one.
+
     `remembers` names parts that `finish` returns beside the upload. They never travel: the client finds them again,
     beside what it is sent, in all tasks that name them, in this round and in later ones. One that has none yet gets
     what `first` makes of what was sent. A result that is not finite is not remembered.
@@ -96,6 +99,7 @@ class Task:
     first: Callable[[Payload], Payload] | None = None
     draws: bool = False
     codec: Codec | None = None
+    heaviest: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> largest weights, [J]
     feedback: bool = False  # what the codec left out of one upload is added to the client's next one
 
     def __post_init__(self) -> None:

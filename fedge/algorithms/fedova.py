@@ -79,8 +79,9 @@ class FedOVA(Wrapper[State]):
         return {name: self._by_class(task) for name, task in self.inner.tasks(model).items()}
 
     def _by_class(self, task: Task) -> Task:
-        finish = task.finish if self.weighted else _plain(task.finish)
-        return replace(task, finish=finish, rows=self.classes, holds=self._holds, relabel=_is_class)
+        if not self.weighted:
+            task = replace(task, finish=_plain(task.finish), heaviest=torch.ones_like)
+        return replace(task, rows=self.classes, holds=self._holds, relabel=_is_class)
 
     def _holds(self, labels: Tensor) -> Tensor:
         held = torch.zeros(self.classes, dtype=torch.bool, device=labels.device)

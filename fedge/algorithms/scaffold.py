@@ -76,6 +76,8 @@ class SCAFFOLD(Algorithm[State]):
         tasks = self._local().tasks("train", model, lambda sent, carry: {}, bend=corrected)
         remembers = (OWN, VISITS) if self.clients is None else (OWN,)
         train = replace(tasks["train"], finish=self._finish, remembers=remembers, first=_nothing_yet)
+        if not self.weighted:
+            train = replace(train, heaviest=torch.ones_like)
         return {**tasks, "train": train}
 
     def _finish(self, sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:

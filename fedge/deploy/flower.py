@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -74,9 +75,15 @@ class FlowerLink(MessageLink):
         self._void: dict[int, list[list[int]]] = {}  # client -> (round, phase, row) of uploads that did not count
         runtime = plain_runtime(algorithm, federation)
         self.pool = Population(federation, runtime.x.dtype, runtime.device)  # what the server knows of its clients
-        super().__init__(algorithm, runtime, Directory(federation.clients, self.pool.rows_of), **options)
+        directory = Directory(federation.clients, self.pool.rows_of, self._sizes)
+        super().__init__(algorithm, runtime, directory, **options)
         if self.ledger.rows:
             self._greeted(0)  # the greetings brought the rows
+
+    def _sizes(self, clients: Tensor) -> Tensor:
+        """How many examples clients fold over, as their nodes said when they joined; shared ones included."""
+        own = [self.roster.examples.get(client, 0) for client in clients.tolist()]
+        return torch.tensor(own, dtype=torch.long) + len(self.pool.shared)
 
     def _greeted(self, place: int) -> None:
         """Book the greetings since the last time beside the payload of this row of the ledger."""

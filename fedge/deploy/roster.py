@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
@@ -42,10 +42,19 @@ class Roster:
     are under way while rounds go on; a node that has answered by the next look takes part.
     """
 
-    def __init__(self, grid: Grid, clients: int, labels: Iterable[str], say: Say = lambda line: None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        clients: int,
+        labels: Iterable[str],
+        say: Say = lambda line: None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
         self.grid, self.clients, self.labels, self.say = grid, clients, tuple(labels), say
         self.nodes: dict[int, int] = {}  # client -> node, of those that are connected
         self.rows: dict[int, dict[str, list[int]]] = {}  # client -> by label
+        self.sizes = sizes  # how many examples each client must have, None: as many as its node says
+        self.examples: dict[int, int] = {}  # client -> how many it has, which bounds its weight
         self._due = dict.fromkeys(self.labels, (0, 0))  # bytes of greetings, down and up, not yet booked
         self._online: set[int] = set()
         self._asking: dict[int, Posting] = {}  # node -> its greeting that is under way
@@ -121,7 +130,7 @@ class Roster:
         self._out.pop(node, None)
         self._said.pop(node, None)
         self.nodes[client] = node
-        self.rows[client] = head["rows"]
+        self.rows[client], self.examples[client] = head["rows"], head["examples"]
 
     def _leave_out(self, node: int, client: int | None, why: str, what: str = "is left out") -> None:
         self._out[node] = Out(client, f"node {node} {what}: {why}")
@@ -140,7 +149,17 @@ class Roster:
             )
         if not isinstance(rows, dict) or not all(_are_rows(rows.get(label)) for label in self.labels):
             raise ValueError("it did not say which rows it holds: give it the same experiment and version of fedge")
+        self._check_examples(client, head.get("examples"))
         return client
+
+    def _check_examples(self, client: int, examples: Any) -> None:
+        if type(examples) is not int or not 0 < examples < 2**53:
+            raise ValueError(f"it says that it has {short(examples)} examples, it must have at least 1")
+        if self.sizes is not None and examples != self.sizes[client]:
+            raise ValueError(
+                f"it has {examples} examples, client {client} of the experiment has {self.sizes[client]}: give it the "
+                "same experiment and data"
+            )
 
     def node(self, client: int) -> int | None:
         """The node of a client, if it is connected."""

@@ -103,7 +103,8 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
     setup = build(experiment)
     if not config["news"]:  # who listens has said so already
         reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
-    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say)
+    sizes = setup.federation.sizes.tolist()
+    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say, sizes)
     deadline = float(config["deadline"])
     roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline, reporter.stop)
 

@@ -28,6 +28,7 @@ from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import MAX_RATIO, Intake, Refused, Total
+from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_limits
 from fedge.federation import Federation
 from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle, parameters
 from fedge.ledger import Ledger, Row, payload_bytes
@@ -68,23 +69,25 @@ class Simulator(BaseLink):
         written: bool = True,
         workers: int | None = None,
         min_replies: int = 1,
-        max_weight: float = checks.MAX_WEIGHT,
+        max_weight: float = MAX_WEIGHT,
+        max_share: float | None = MAX_SHARE,
         max_ratio: float | None = MAX_RATIO,
     ) -> None:
         at_least_one("chunk", chunk, optional=True)
         at_least_one("workers", workers, optional=True)
         at_least_one("min_replies", min_replies)
-        positive("max_weight", max_weight)
+        check_limits(max_weight, max_share)
         positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.device, self.precision = algorithm, place(device), precision
         check_precision(precision, self.device)
         check_compile(compile, self.device)
-        self.min_replies, self.max_weight, self.max_ratio = min_replies, max_weight, max_ratio
+        self.min_replies, self.max_ratio = min_replies, max_ratio
+        self.max_weight, self.max_share = max_weight, max_share
         self.chunk, self.compile, self.written = chunk, compile, written
         self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
-        self.directory = Directory(federation.clients, self.population.rows_of)
+        self.directory = Directory(federation.clients, self.population.rows_of, self.population.sizes)
         self.handle = self.make_handle(algorithm)
         self.runtime = Runtime(self.handle, self.device, self.population.x, self.population.y, precision)
         self.tasks = algorithm.tasks(self.handle)
@@ -168,10 +171,18 @@ class Simulator(BaseLink):
         tasks = named(self.tasks, ask)
         return tasks, self.directory.jobs(clients, tasks[0], ask.rows)
 
-    def work(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> tuple[Total, list[Drop], int]:
-        """These jobs of an ask: what became of their uploads, who was dropped, and how many bytes came up."""
+    def work(
+        self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, everybody: Jobs | None = None
+    ) -> tuple[Total, list[Drop], int]:
+        """These jobs of an ask: what became of their uploads, who was dropped, and how many bytes came up.
+
+        `everybody` is all jobs of the ask, if others work on the rest.
+        """
         self._note_sent(ask, tasks[0])
-        intake = Intake(ask, tasks[0], self.max_weight, self.max_ratio)
+        named = dict(zip(ask.tasks, tasks, strict=True))
+        limits = Limits(named, self.directory.sizes, self.max_weight, self.max_share)
+        limits.among(jobs if everybody is None else everybody)
+        intake = Intake(ask, tasks[0], limits, self.max_ratio)
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):

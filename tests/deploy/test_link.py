@@ -487,6 +487,51 @@ def test_a_node_that_tells_nonsense_of_its_rows_is_left_out(rows: Any) -> None:
     assert said[0].startswith("node 101 is left out: it did not say which rows it holds")
 
 
+@pytest.mark.parametrize("examples", [None, 0, -1, 1.5, True, "many", 10**30])
+def test_a_node_that_tells_nonsense_of_its_examples_is_left_out(examples: Any) -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), range(2))
+
+    def nonsense(reply: Message) -> Message:
+        reply.content = pack({"client": 1, "examples": examples, "rows": {"": []}})
+        return reply
+
+    yard.faults[101] = nonsense
+    link_to(yard, ALGORITHM, said, wanted=1)
+    assert re.match(r"node 101 is left out: it says that it has .* examples, it must have at least 1", said[0])
+
+
+def test_a_node_with_other_examples_than_the_experiment_gives_it_is_left_out() -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load), range(2))
+    sizes = [*FEDERATION.sizes.tolist()]
+    sizes[1] += 1
+    Roster(yard, CLIENTS, [""], said.append, sizes).wait(1, 0, 5)
+    assert said[0] == (
+        f"node 101 is left out: it has {sizes[1] - 1} examples, client 1 of the experiment has {sizes[1]}: give it the "
+        "same experiment and data"
+    )
+
+
+def test_a_node_weighs_no_more_than_it_said_when_it_joined() -> None:
+    """A device of its own data is believed once: 3 examples are not 4 in its answers."""
+    yard = Yard(client_app(ALGORITHM, load))
+
+    def fewer(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        reply.content = pack(head | {"examples": 3} if "examples" in head else head, blobs)
+        return reply
+
+    yard.faults[101] = fewer
+    run = trained(link_to(yard, ALGORITHM), ALGORITHM, rounds=3)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    asked = sum(1 in record["cohort"] for record in run.history)
+    assert asked == len(dropped) > 0
+    assert {(drop["client"], drop["reason"]) for drop in dropped} == {
+        (1, "weight 17 is not in (0, 3], the most that this client may weigh")
+    }
+
+
 def test_without_any_node_there_is_no_run() -> None:
     with pytest.raises(NodesMissing, match="no node of 7 connected within 0 s"):
         link_to(Yard(client_app(ALGORITHM, load), []), ALGORITHM)

@@ -25,10 +25,15 @@ class Jobs(NamedTuple):
 
 
 class Directory:
-    """The rows of every client, declared once: found by `look_up`, or told by the client itself."""
+    """The rows of every client, declared once: found by `look_up`, or told by the client itself.
 
-    def __init__(self, clients: int, look_up: Callable[[int, Task], list[int]]) -> None:
-        self.clients, self.look_up = clients, look_up
+    `sizes` says how many examples clients have, [C] -> [C], as far as their link knows: no more than those may weigh.
+    """
+
+    def __init__(
+        self, clients: int, look_up: Callable[[int, Task], list[int]], sizes: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.clients, self.look_up, self.sizes = clients, look_up, sizes
         self._rows: dict[int, list[int]] = {}
 
     def rows(self, client: int, task: Task) -> list[int]:

@@ -37,7 +37,7 @@ class Collector:
     """One ask, from the requests to the reply."""
 
     def __init__(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, intake: Intake) -> None:
-        self.at, self.ask, self.tasks, self.intake = at, ask, tasks, intake
+        self.at, self.ask, self.tasks, self.jobs, self.intake = at, ask, tasks, jobs, intake
         self.positions: dict[int, dict[int, int]] = {}
         for client, row, position in zip(*(part.tolist() for part in jobs), strict=True):
             self.positions.setdefault(client, {})[row] = position
@@ -81,6 +81,11 @@ class Collector:
         own = sum(payload_bytes(one.sent) for one in self.expected)
         names = sum(1 + len(leaves) for one in self.expected for leaves in one.sent.values())
         return FRAME + len(self.positions[client]) * (own + FRAME + NAME * names)
+
+    def heard(self, clients: set[int]) -> None:
+        """These clients have answered, whatever it is."""
+        there = torch.tensor([client in clients for client in self.jobs.clients.tolist()], dtype=torch.bool)
+        self.intake.limits.among(Jobs(*(column[there] for column in self.jobs)))
 
     def add(self, client: int, answer: Answer) -> None:
         """Take one client's answer: check it, count its bytes, and let the good rows into the mean."""

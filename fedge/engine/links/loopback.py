@@ -30,7 +30,8 @@ class Loopback(MessageLink):
         runtime = plain_runtime(algorithm, federation)
         self.population = Population(federation, runtime.x.dtype, CPU)
         self.memory = ClientMemory(CPU)
-        super().__init__(algorithm, runtime, Directory(federation.clients, self.population.rows_of), **options)
+        directory = Directory(federation.clients, self.population.rows_of, self.population.sizes)
+        super().__init__(algorithm, runtime, directory, **options)
 
     def forget(self) -> None:
         super().forget()

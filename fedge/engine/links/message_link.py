@@ -23,6 +23,7 @@ from fedge.engine.links.collector import Answer, Collector
 from fedge.engine.runtime import Runtime
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import MAX_RATIO, Intake
+from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_limits
 from fedge.ledger import Ledger
 
 Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
@@ -52,14 +53,16 @@ class MessageLink(BaseLink):
         directory: Directory,
         *,
         min_replies: int = 1,
-        max_weight: float = checks.MAX_WEIGHT,
+        max_weight: float = MAX_WEIGHT,
+        max_share: float | None = MAX_SHARE,
         max_ratio: float | None = MAX_RATIO,
     ) -> None:
         at_least_one("min_replies", min_replies)
-        positive("max_weight", max_weight)
+        check_limits(max_weight, max_share)
         positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.runtime, self.directory = algorithm, runtime, directory
-        self.min_replies, self.max_weight, self.max_ratio = min_replies, max_weight, max_ratio
+        self.min_replies, self.max_ratio = min_replies, max_ratio
+        self.max_weight, self.max_share = max_weight, max_share
         self.tasks = algorithm.tasks(runtime.handle)
         self.ledger = Ledger(directory.declaration(self.tasks.values()))
         self.forget()
@@ -78,6 +81,8 @@ class MessageLink(BaseLink):
             for client, request in collector.requests.items():
                 requests.setdefault(client, {})[position] = wire.encode(request)
         mail = self.exchange(at, asks, requests)
+        for collector in collectors:
+            collector.heard({client for client in requests if mail[client].lost is None})
         for client in requests:  # in the order asked, not in that of arrival: sums must not depend on it
             self._take(client, requests[client], mail[client], collectors)
         for collector in collectors:
@@ -95,7 +100,9 @@ class MessageLink(BaseLink):
 
     def _open(self, at: At, ask: Ask, clients: Tensor) -> Collector:
         tasks = named(self.tasks, ask)
-        intake = Intake(ask, tasks[0], self.max_weight, self.max_ratio)
+        named_tasks = dict(zip(ask.tasks, tasks, strict=True))
+        limits = Limits(named_tasks, self.directory.sizes, self.max_weight, self.max_share)
+        intake = Intake(ask, tasks[0], limits, self.max_ratio)
         collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), intake)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)

@@ -170,7 +170,7 @@ class Ranks(BaseLink):
             for part in parts:
                 mine = [self._owner[client] == self.group.rank for client in part.jobs.clients.tolist()]
                 jobs = Jobs(*(column[torch.tensor(mine, dtype=torch.bool)] for column in part.jobs))
-                done.append(Done(*self.simulator.work(at, part.ask, part.tasks, jobs)))
+                done.append(Done(*self.simulator.work(at, part.ask, part.tasks, jobs, part.jobs)))
         except Exception as error:
             return [self._nothing(part) for part in parts], error
         return done, None

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedge.core import Drop, Payload, Task
 from fedge.engine.clients.run_task import finished, parted
 
-MAX_WEIGHT = 1e6
+ROUNDING = 1 + 1e-6  # weights travel in single precision
 
 
 class TooFewReplies(RuntimeError):
@@ -46,12 +46,12 @@ def shape_fault(upload: Payload, like: Payload) -> str | None:
     return None
 
 
-def value_fault(upload: Payload, weight: Tensor, max_weight: float) -> str | None:
+def value_fault(upload: Payload, weight: Tensor, most: float) -> str | None:
     if weight.numel() != 1:
         return f"the weight has shape {list(weight.shape)}, not one value"
     number = float(weight)
-    if not math.isfinite(number) or not 0 < number <= max_weight:
-        return f"weight {number:g} is not in (0, {max_weight:g}]"
+    if not math.isfinite(number) or not 0 < number <= most * ROUNDING:
+        return f"weight {number:g} is not in (0, {most:g}], the most that this client may weigh"
     for part, leaves in upload.items():
         for name, leaf in leaves.items():
             if not bool(torch.isfinite(leaf).all()):
@@ -59,11 +59,11 @@ def value_fault(upload: Payload, weight: Tensor, max_weight: float) -> str | Non
     return None
 
 
-def good_jobs(uploads: list[tuple[Payload, Tensor]], max_weight: float) -> Tensor:
+def good_jobs(uploads: list[tuple[Payload, Tensor]], most: list[Tensor]) -> Tensor:
     """Which of a stack of jobs passed every value check, [J]; the simulator's shapes are right by construction."""
     good = torch.ones_like(uploads[0][1], dtype=torch.bool)
-    for upload, weight in uploads:
-        good &= (weight > 0) & (weight <= max_weight)  # false for NaN too
+    for (upload, weight), limit in zip(uploads, most, strict=True):
+        good &= (weight > 0) & (weight <= limit * ROUNDING)  # false for NaN too
         good &= finite_jobs(upload, good)
     return good
 
@@ -76,10 +76,10 @@ def finite_jobs(upload: Payload, good: Tensor) -> Tensor:
     return good
 
 
-def weights_fit(weights: list[Tensor], max_weight: float) -> Tensor:
+def weights_fit(weights: list[Tensor], most: list[Tensor]) -> Tensor:
     """Whether every weight is in its range; false for NaN too."""
     together = torch.stack(weights)
-    return ((together > 0) & (together <= max_weight)).all()
+    return ((together > 0) & (together <= torch.stack(most) * ROUNDING)).all()
 
 
 def largest(leaf: Tensor) -> Tensor:
@@ -115,4 +115,6 @@ def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
     hint = "lower the required number of replies"
     if any("not finite" in drop.reason for drop in dropped):
         hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
+    if any("may weigh" in drop.reason for drop in dropped):
+        hint = f"weigh by numbers of examples or let the task's `heaviest` say how else, or {hint}"
     raise TooFewReplies(f"task '{task}' has good uploads of {good} clients, {minimum} needed ({why}): {hint}")

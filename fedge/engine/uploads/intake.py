@@ -16,6 +16,7 @@ from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.coding import is_coded
+from fedge.engine.uploads.limits import Limits
 from fedge.engine.uploads.stacking import Stack
 from fedge.engine.uploads.streaming import Sums
 
@@ -48,8 +49,8 @@ class Intake:
     out to be so, and the first few, are held until all are there, so the outcome does not depend on the order.
     """
 
-    def __init__(self, ask: Ask, task: Task, max_weight: float, max_ratio: float | None) -> None:
-        self.total, self.max_weight, self.max_ratio = new_total(ask, task), max_weight, max_ratio
+    def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None) -> None:
+        self.total, self.limits, self.max_ratio = new_total(ask, task), limits, max_ratio
         self._sizes: list[list[float]] = []  # by task, ascending
         self._held: list[Held] = []
 
@@ -57,12 +58,12 @@ class Intake:
         if not uploads:  # private tasks alone
             return [], []
         if self.max_ratio is None or not any(_large(upload) for upload, _ in uploads.values()):
-            return add_good(self.total, jobs, positions, uploads, self.max_weight)
+            return add_good(self.total, jobs, positions, uploads, self.limits)
         sizes = [_sizes(upload) for upload, _ in uploads.values()]
         self._note(sizes)
         doubt = [self._doubtful(job) for job in zip(*sizes, strict=True)]
         if not any(doubt):
-            return add_good(self.total, jobs, positions, uploads, self.max_weight)
+            return add_good(self.total, jobs, positions, uploads, self.limits)
         self._held.append(_chosen(Held(jobs, positions, uploads, sizes), doubt))
         rest = _chosen(Held(jobs, positions, uploads, sizes), [not one for one in doubt])
         return self._add(rest)
@@ -84,7 +85,7 @@ class Intake:
     def _add(self, some: Held) -> Refused:
         if not len(some.jobs.clients):
             return [], []
-        return add_good(self.total, some.jobs, some.positions, some.uploads, self.max_weight)
+        return add_good(self.total, some.jobs, some.positions, some.uploads, self.limits)
 
     def _note(self, sizes: list[list[float]]) -> None:
         self._sizes = self._sizes or [[] for _ in sizes]
@@ -151,29 +152,30 @@ def add(total: Total, uploads: list[Upload], positions: Tensor, clients: Tensor)
         total.add(payloads, weights, positions, clients)
 
 
-def add_good(total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], max_weight: float) -> Refused:
+def add_good(total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], limits: Limits) -> Refused:
     """Take in the uploads of these jobs, without those that fail a check; returns who failed, mostly nobody."""
+    most = [limits.most(name, jobs).to(positions.device) for name in uploads]
+    counted = [(upload, limits.counted(name, w, positions)) for name, (upload, w) in uploads.items()]
     if isinstance(total, Sums):
-        payloads, weights = [payload for payload, _ in uploads.values()], [weight for _, weight in uploads.values()]
-        part = total.part(payloads, weights, positions)
-        if bool(checks.weights_fit(weights, max_weight) & part.finite()):
+        part = total.part([payload for payload, _ in counted], [weight for _, weight in counted], positions)
+        if bool(checks.weights_fit([weight for _, weight in uploads.values()], most) & part.finite()):
             total.merge(part)
             return [], []
-    passed, dropped = _check(jobs, uploads, max_weight)
+    passed, dropped = _check(jobs, uploads, most)
     good = passed.nonzero().flatten()
     if len(good):
-        chosen = [_select(upload, good, len(dropped)) for upload in uploads.values()]
+        chosen = [_select(upload, good, len(dropped)) for upload in counted]
         add(total, chosen, positions[good], jobs.clients[good.cpu()])
     return dropped, [job for job, fine in zip(jobs.pairs(), passed.tolist(), strict=True) if not fine]
 
 
-def _check(jobs: Jobs, uploads: dict[str, Upload], max_weight: float) -> tuple[Tensor, list[Drop]]:
-    passed = checks.good_jobs([*uploads.values()], max_weight)
+def _check(jobs: Jobs, uploads: dict[str, Upload], most: list[Tensor]) -> tuple[Tensor, list[Drop]]:
+    passed = checks.good_jobs([*uploads.values()], most)
     dropped = []
     for job in (~passed).nonzero().flatten().tolist():
-        for name, (upload, weight) in uploads.items():
+        for (name, (upload, weight)), limit in zip(uploads.items(), most, strict=True):
             one: Payload = {n: tree.take(p, job) for n, p in upload.items()}
-            reason = checks.value_fault(one, weight[job], max_weight)
+            reason = checks.value_fault(one, weight[job], float(limit[job]))
             if reason is not None:
                 dropped.append(Drop(int(jobs.clients[job]), name, reason))
                 break
