@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
@@ -78,13 +79,18 @@ def train(
     about = about or About()
     if about.config is None:
         about = replace(about, config=describe(algorithm, federation, settings) if out is not None else {})
+    if resume and start is not None:
+        raise ValueError("give either start (a Run) or resume (a run folder), not both")
+    if resume and out is None:
+        raise RunFolderError("resume needs the run folder to go on from: give `out`")
     log = open_log(out, about, link, observe.checkpoint_every)
     leads = link.runtime.group.leads
     judge = Judge(federation.data, link.runtime, observe.evaluate_train) if leads else None
     training = Training(algorithm, link, log, seed, draw, judge, observe.evaluate_every, on_round if leads else None)
-    run, last = training.open(federation, start, resume, rounds)
-    with link.working():
-        training.rounds(run, last, stop)
+    with nullcontext() if log is None else log.held(resume):
+        run, last = training.open(federation, start, resume, rounds)
+        with link.working():
+            training.rounds(run, last, stop)
     return run
 
 
@@ -113,10 +119,6 @@ class Training(Generic[S]):
 
     def open(self, federation: Federation, start: Run[S] | None, resume: bool, rounds: int) -> tuple[Run[S], int]:
         """The run to go on with: from a folder, an earlier run or the beginning; and the number of its last round."""
-        if resume and start is not None:
-            raise ValueError("give either start (a Run) or resume (a run folder), not both")
-        if resume and self.log is None:
-            raise RunFolderError("resume needs the run folder to go on from: give `out`")
         if resume and self.log is not None and self.log.resumable:
             run = self.log.reopen(self.algorithm, rounds)
             self.replay(run)

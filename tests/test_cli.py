@@ -173,7 +173,7 @@ def test_tensorboard_logs_every_run(here: Path) -> None:
         (["small.toml", "--set", "rounds"], "--set rounds: expected key=value"),
         (["small.toml", "--set", "algorithm.lr=0"], "algorithm 1 (fedavg): lr is 0, it must be greater than 0"),
         (["small.toml", "--device", "tpu"], "train: device is 'tpu', on this machine there is: auto, cpu"),
-        (["small.toml", "--out", "small.toml"], "cannot write small.toml/experiment.toml"),
+        (["small.toml", "--out", "small.toml"], "small.toml is a file: choose a folder for the run"),
         (["small.toml", "--resume"], "there is nothing to resume: no experiment 'small' in runs/"),
         (["--resume", "--out", "nowhere"], "nowhere holds no experiment.toml"),
     ],

@@ -718,7 +718,7 @@ def test_resume_needs_something_to_go_on_from(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExperimentError, match=r"cannot write .*file"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*file"):
         compare(small(), tmp_path / "file" / "runs")
 
 

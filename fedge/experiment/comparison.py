@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedge.experiment.training import basics_of, engine_of, observe_of
 from fedge.loop import train
 from fedge.runs import atomic
 from fedge.runs.experiments import EXPERIMENT_FILE, records, slug
-from fedge.runs.folder import RunFolderError
+from fedge.runs.folder import RunFolder, RunFolderError
 from fedge.runs.log import About
 from fedge.runs.run import Record, Run
 
@@ -66,10 +67,12 @@ def compare(
     """
     setup = build(experiment) if setup is None else setup
     job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup, link, group or Group())
-    if not resume:
+    with ExitStack() as stack:
+        job.group.first(lambda: _enter(stack, job.out))
+        if resume:
+            return job.resumed()
         job.write_experiment()
         return list(job.outcomes())
-    return job.resumed()
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,11 @@ class _Job:
 
     def _write(self, text: str) -> None:
         self.group.first(lambda: _write(self.out / EXPERIMENT_FILE, text))
+
+
+def _enter(stack: ExitStack, out: Path) -> None:
+    """Nobody else writes into this experiment's folder: another resume would begin with what is finished."""
+    stack.enter_context(RunFolder(out).held())
 
 
 def _write(path: Path, text: str) -> None:

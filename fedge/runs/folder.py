@@ -14,7 +14,8 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor
 from fedge import toml
 from fedge.federation import Federation
 from fedge.ledger import Row
-from fedge.runs import atomic, checkpoint
+from fedge.runs import atomic, checkpoint, lock
 
 Record = dict[str, Any]
 MAY_DIFFER = {
@@ -62,14 +63,28 @@ class RunFolder:
         rounds = self.file("rounds.jsonl")
         return self.file("checkpoint.pt").exists() or (rounds.exists() and rounds.stat().st_size > 0)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no other process writes here; the folder is made if it is not there."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is a file: choose a folder for the run")
+        hold = lock.locked(self.path)
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                hold.__enter__()
+            except lock.Held as error:
+                raise RunFolderError(str(error)) from None
+        try:
+            yield
+        finally:
+            hold.__exit__(None, None, None)
+
     def create(self, config: Mapping[str, Any], federation: Federation) -> None:
         """Start afresh; an earlier run in the same place is never overwritten."""
         if self.begun:
             raise RunFolderError(f"{self.path} already holds a run: resume it, or choose another folder")
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderError(f"{self.path} is a file: choose a folder for the run")
         with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
             self.write_config(config)
             atomic.write_atomically(self.file("clients.json"), _clients(federation))
             for name in ("rounds.jsonl", "ledger.jsonl"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ class Log:
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
         self.group, self.saved = link.runtime.group, -1
 
+    @contextmanager
+    def held(self, resume: bool) -> Iterator[None]:
+        """Nobody else writes into the folder; of several processes the first one sees to it."""
+        with ExitStack() as stack:
+            self.group.first(lambda: self._hold(stack, resume))
+            yield
+
+    def _hold(self, stack: ExitStack, resume: bool) -> None:
+        if resume and not self.folder.path.is_dir():
+            raise RunFolderError(f"there is no run to resume at {self.folder.path}")
+        stack.enter_context(self.folder.held())
+
     def create(self, federation: Federation, run: Run[Any]) -> None:
         """The folder, with a first checkpoint: if that can be written, so can the later ones."""
         remembered = self.link.remembered(run.rounds)
@@ -49,12 +62,7 @@ class Log:
     @property
     def resumable(self) -> bool:
         """False when the run was ended so early that it has to start over."""
-        return self.group.first(self._resumable)
-
-    def _resumable(self) -> bool:
-        if not self.folder.path.is_dir():
-            raise RunFolderError(f"there is no run to resume at {self.folder.path}")
-        return self.folder.begun
+        return self.group.first(lambda: self.folder.begun)
 
     def reopen(self, algorithm: Algorithm[S], rounds: int) -> Run[S]:
         """The run as its checkpoint has it; `rounds` is how many it shall have in the end."""
