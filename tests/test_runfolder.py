@@ -211,11 +211,92 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
         go(tmp_path / "a", resume=True)
     path.write_bytes(good)
     (tmp_path / "a/rounds.jsonl").write_text("")
-    with pytest.raises(RunFolderError, match=r"checkpoint is of round 4, but rounds\.jsonl has 0 of its rounds"):
+    with pytest.raises(RunFolderError, match=r"rounds\.jsonl has 0 of the 4 lines that were written"):
         go(tmp_path / "a", resume=True)
     path.unlink()
     (tmp_path / "a/rounds.jsonl").write_text("{}\n")
     with pytest.raises(RunFolderError, match="there is no checkpoint"):
+        go(tmp_path / "a", resume=True)
+
+
+def flipped(path: Path, line: int, at: int, bit: int) -> None:
+    lines = path.read_bytes().split(b"\n")
+    text = bytearray(lines[line])
+    text[at % len(text)] ^= 1 << bit
+    lines[line] = bytes(text)
+    path.write_bytes(b"\n".join(lines))
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "ledger.jsonl"])
+def test_a_flipped_bit_is_named_by_its_line(tmp_path: Path, name: str) -> None:
+    go(tmp_path / "a", "feddane", rounds=3)
+    path, draw = tmp_path / "a" / name, torch.Generator().manual_seed(0)
+    good = path.read_bytes()
+    for line in range(good.count(b"\n")):
+        for bit in range(8):
+            at = int(torch.randint(10_000, (), generator=draw))
+            flipped(path, line, at, bit)
+            with pytest.raises(RunFolderError, match=rf"line {line + 1} of {name} is not what was written there"):
+                go(tmp_path / "a", "feddane", resume=True)
+            path.write_bytes(good)
+    assert close(go(tmp_path / "a", "feddane", resume=True).params, go(tmp_path / "b", "feddane").params) == 0
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5])
+def test_a_shortened_ledger_is_not_resumed_with_wrong_bytes(tmp_path: Path, keep: int) -> None:
+    go(tmp_path / "a", rounds=7)
+    path = tmp_path / "a/ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:keep]))
+    with pytest.raises(RunFolderError, match=rf"ledger\.jsonl has {keep} of the 7 lines .*: restore it from a copy"):
+        go(tmp_path / "a", rounds=9, resume=True)
+    assert path.read_bytes().count(b"\n") == keep  # nothing was touched
+    assert (tmp_path / "a/summary.json").exists()
+
+
+def without_checksums(out: Path) -> None:
+    """As runs were saved before there were checksums of lines."""
+    content = checkpoint.load(out / "checkpoint.pt")
+    del content["lines"]
+    checkpoint.save(out / "checkpoint.pt", content)
+
+
+def test_a_run_from_before_checksums_goes_on_and_its_bytes_are_compared(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=5, stop=stop_after(5))
+    without_checksums(tmp_path / "a")
+    ledger, rounds = tmp_path / "a/ledger.jsonl", tmp_path / "a/rounds.jsonl"
+    good = ledger.read_bytes()
+    ledger.write_bytes(good.replace(b'"up": 2140', b'"up": 2141', 1))
+    assert ledger.read_bytes() != good
+    with pytest.raises(RunFolderError, match=r"round 1 has \d+ bytes up in rounds\.jsonl, but \d+ in ledger\.jsonl"):
+        go(tmp_path / "a", resume=True)
+    ledger.write_bytes(good.replace(b"}", b"", 1))
+    with pytest.raises(RunFolderError, match=r"line 1 of ledger\.jsonl is not the object of a round"):
+        go(tmp_path / "a", resume=True)
+    ledger.write_bytes(good)
+    with open(rounds, "ab") as file:
+        file.write(b'{"round": 6, "coh')  # torn by a kill
+    assert close(go(tmp_path / "a", resume=True).params, go(tmp_path / "b").params) == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    ledger.write_bytes(b"")
+    with pytest.raises(RunFolderError, match=r"ledger\.jsonl has 0 of the 7 lines"):  # it has checksums now
+        go(tmp_path / "a", rounds=9, resume=True)
+
+
+WRONG = {
+    "round": [None, "6", -1, 2.5, True],
+    "config": [None, [], "x"],
+    "engine": [None, 3],
+    "clients": [[], 7],
+    "lines": [None, [], {"rounds.jsonl": [1, 2]}, {"rounds.jsonl": torch.ones(3)}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_checkpoint_with_wrong_parts_is_one_line(tmp_path: Path, name: str, value: object) -> None:
+    go(tmp_path / "a", rounds=3)
+    path = tmp_path / "a/checkpoint.pt"
+    checkpoint.save(path, checkpoint.load(path) | {name: value})
+    with pytest.raises(RunFolderError, match=r"^cannot resume.*damaged"):
         go(tmp_path / "a", resume=True)
 
 

@@ -10,7 +10,6 @@ The checkpoint decides: whatever the other files hold beyond its round is cut of
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import tomllib
@@ -28,6 +27,8 @@ from fedge import toml
 from fedge.federation import Federation
 from fedge.ledger import Row
 from fedge.runs import atomic, checkpoint, lock
+from fedge.runs.contents import as_rows, check_content, check_records
+from fedge.runs.lines import DamagedFile, Lines, finite
 
 Record = dict[str, Any]
 MAY_DIFFER = {
@@ -42,6 +43,7 @@ LATER = {
     "carry_momentum": (False,),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
+RECORDS = ("rounds.jsonl", "ledger.jsonl")
 
 
 class RunFolderError(ValueError):
@@ -53,6 +55,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.lines = {name: Lines(self.path / name) for name in RECORDS}
 
     def file(self, name: str) -> Path:
         return self.path / name
@@ -87,8 +90,8 @@ class RunFolder:
         with self._writing():
             self.write_config(config)
             atomic.write_atomically(self.file("clients.json"), _clients(federation))
-            for name in ("rounds.jsonl", "ledger.jsonl"):
-                self.file(name).write_bytes(b"")
+            for lines in self.lines.values():
+                lines.begin()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         with self._writing():
@@ -97,21 +100,23 @@ class RunFolder:
     def save(self, content: dict[str, Any]) -> None:
         """Make everything up to now permanent."""
         with self._writing():
-            for name in ("rounds.jsonl", "ledger.jsonl"):
+            for name in RECORDS:
                 with open(self.file(name), "ab") as file:
                     os.fsync(file.fileno())
-            checkpoint.save(self.file("checkpoint.pt"), content)
+            sums = {name: lines.sums() for name, lines in self.lines.items()}
+            checkpoint.save(self.file("checkpoint.pt"), content | {"lines": sums})
 
     def append(self, records: list[Record], rows: Iterable[Row]) -> None:
         """More rounds. The ledger goes first, so that a round on record has its rows."""
         with self._writing():
-            _append(self.file("ledger.jsonl"), [asdict(row) for row in rows])
-            _append(self.file("rounds.jsonl"), records)
+            self.lines["ledger.jsonl"].append(asdict(row) for row in rows)
+            self.lines["rounds.jsonl"].append(records)
 
     def reopen(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The checkpoint, after a look whether it belongs to this configuration."""
         try:
             content = checkpoint.load(self.file("checkpoint.pt"))
+            check_content(content)
         except checkpoint.CheckpointError as error:
             raise RunFolderError(f"cannot resume: {error}") from None
         difference = first_difference(content["config"], as_plain(config))
@@ -125,35 +130,30 @@ class RunFolder:
             )
         return content
 
-    def truncate(self, round: int) -> tuple[list[Record], list[Row]]:
-        """Cut both records back to a round; returns what is left."""
-        self.file("summary.json").unlink(missing_ok=True)  # it describes the former end
-        records = self._cut("rounds.jsonl", lambda record: record["round"] <= round)
-        rows = self._cut("ledger.jsonl", lambda row: row["round"] <= round)
-        if [record["round"] for record in records] != list(range(1, round + 1)):
+    def truncate(self, content: Mapping[str, Any]) -> tuple[list[Record], list[Row]]:
+        """Cut both records back to the checkpoint; returns what is left. They must be as they were written."""
+        round = content["round"]
+        try:
+            records, rows = (self._kept(name, content) for name in RECORDS)
+            check_records(records, rows, round)
+        except DamagedFile as error:
             raise RunFolderError(
-                f"cannot resume {self.path}: the checkpoint is of round {round}, but rounds.jsonl has "
-                f"{len(records)} of its rounds; the folder was changed by something else"
-            )
-        return records, [Row(**row) for row in rows]
-
-    def _cut(self, name: str, keep: Any) -> list[Record]:
-        path = self.file(name)
-        if not path.exists():
-            raise RunFolderError(f"cannot resume {self.path}: {name} is missing")
-        kept = []
-        for line in path.read_bytes().splitlines(keepends=True):
-            record = _parse(line)
-            if record is None or not keep(record):
-                break
-            kept.append((line, record))
+                f"cannot resume {self.path}: {error}; it was damaged or changed by something else since the checkpoint "
+                f"of round {round}: restore it from a copy, or start another run"
+            ) from None
         with self._writing():
-            atomic.write_atomically(path, b"".join(line for line, _ in kept))
-        return [record for _, record in kept]
+            self.file("summary.json").unlink(missing_ok=True)  # it describes the former end
+            for name, kept in zip(RECORDS, (records, rows), strict=True):
+                self.lines[name].cut(len(kept))
+        return records, as_rows(rows)
+
+    def _kept(self, name: str, content: Mapping[str, Any]) -> list[Record]:
+        lines, sums = self.lines[name], content.get("lines")
+        return lines.read_until(content["round"]) if sums is None else lines.read(sums[name])
 
     def finish(self, summary: Record) -> None:
         with self._writing():
-            text = json.dumps(_finite(summary), indent=2) + "\n"
+            text = json.dumps(finite(summary), indent=2) + "\n"
             atomic.write_atomically(self.file("summary.json"), text.encode())
 
     def _writing(self) -> _Writing:
@@ -175,29 +175,6 @@ class _Writing:
                 f"cannot write to {error.filename or self.path}: {error.strerror or error}; make room or choose "
                 "another folder. What the last checkpoint holds is intact"
             ) from error
-
-
-def _append(path: Path, objects: list[Record]) -> None:
-    """Whole lines in one write, so that a kill leaves at most one torn line at the end."""
-    with open(path, "ab") as file:
-        file.write("".join(json.dumps(_finite(one)) + "\n" for one in objects).encode())
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for what is not finite: null."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _parse(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if line.endswith(b"\n") and isinstance(record, dict) else None
 
 
 def _clients(federation: Federation) -> bytes:

@@ -81,7 +81,7 @@ class Log:
             there = f"{self.folder.path} has {content['round']} rounds already"
             raise RunFolderError(f"{there}, {rounds} were asked for: ask for as many or more")
         self.folder.write_config(self.config)
-        records, rows = self.folder.truncate(content["round"])
+        records, rows = self.folder.truncate(content)
         return content, records, rows
 
     def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:

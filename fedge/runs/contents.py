@@ -1,0 +1,62 @@
+"""What a run folder holds is checked before a run goes on with it: anybody may have changed the files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedge.ledger import Row
+from fedge.runs.checkpoint import CheckpointError
+from fedge.runs.lines import DamagedFile, Record
+
+_ROW = {one.name: (int | None if "wire" in one.name else str if one.name == "task" else int) for one in fields(Row)}
+
+
+def check_content(content: Any) -> None:
+    """A checkpoint has its parts, each of its kind; the state's own shape is for the algorithm to judge."""
+    kinds: dict[str, type] = {"config": dict, "round": int, "engine": dict}
+    for name, kind in kinds.items():
+        if not isinstance(content, Mapping) or not isinstance(content.get(name), kind):
+            raise CheckpointError(f"its checkpoint has no {name!r} of type {kind.__name__}: it is damaged")
+    if "state" not in content or content["round"] < 0 or isinstance(content["round"], bool):
+        raise CheckpointError(f"its checkpoint, of round {content['round']}, has no state: it is damaged")
+    if not isinstance(content.get("clients", {}), dict):
+        raise CheckpointError("what clients remember is not a table in its checkpoint: it is damaged")
+    sums = content.get("lines", {})
+    if not isinstance(sums, dict) or not all(isinstance(one, Tensor) and _are_sums(one) for one in sums.values()):
+        raise CheckpointError("its checkpoint has no checksums of lines: it is damaged")
+
+
+def _are_sums(found: Tensor) -> bool:
+    return found.dtype == torch.int32 and found.dim() == 1
+
+
+def check_records(records: list[Record], rows: list[Record], round: int) -> None:
+    """The rounds are 1 to `round`, and the bytes of each are those of its asks in the ledger."""
+    if [record["round"] for record in records] != list(range(1, round + 1)):
+        raise DamagedFile(f"the checkpoint is of round {round}, but rounds.jsonl has {len(records)} of its rounds")
+    found = as_rows(rows)
+    for way in ("up", "down"):
+        moved: Counter[int] = Counter()
+        for row in found:
+            moved[row.round] += getattr(row, way)
+        for record in records:
+            if record.get(f"{way}_bytes", moved[record["round"]]) != moved[record["round"]]:
+                raise DamagedFile(
+                    f"round {record['round']} has {record.get(f'{way}_bytes')!r} bytes {way} in rounds.jsonl, but "
+                    f"{moved[record['round']]} in ledger.jsonl"
+                )
+
+
+def as_rows(rows: list[Record]) -> list[Row]:
+    for number, row in enumerate(rows, 1):
+        wrong = [name for name, kind in _ROW.items() if not isinstance(row.get(name), kind)]
+        if wrong or row.keys() - _ROW.keys():
+            name = (wrong or sorted(row.keys() - _ROW.keys()))[0]
+            raise DamagedFile(f"line {number} of ledger.jsonl has {name!r} = {str(row.get(name))[:40]}")
+    return [Row(**row) for row in rows]
