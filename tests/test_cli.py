@@ -70,6 +70,25 @@ def run(*words: str) -> Result:
     return call("run", "small.toml", "--no-report", *words)
 
 
+@pytest.mark.parametrize("lr", ["1e8", "1e12", "1e30"])
+def test_a_run_that_diverges_says_so_and_does_not_exit_with_zero(here: Path, lr: str) -> None:
+    """Also if every number in it is finite."""
+    result = run("--set", f"algorithm.lr={lr}", "--out", "wild", "--json")
+    assert result.exit_code == 1
+    assert "done" not in result.stderr.replace("FedAvg", "")
+    for row in json.loads(result.stdout)["runs"]:
+        assert row["failed"]
+        assert f"{row['label']} failed: {row['failed']}" in result.stderr
+    again = call("run", "--resume", "--out", "wild", "--no-report")  # the end of it is on record
+    assert again.exit_code == 1
+
+
+def test_what_is_no_divergence(here: Path) -> None:
+    result = run("--out", "tame", "--json")
+    assert result.exit_code == 0
+    assert all(row["failed"] is None and row["diverged"] is None for row in json.loads(result.stdout)["runs"])
+
+
 def refused(result: Result, words: str, code: int = 2) -> None:
     """One line on stderr that says so, and nothing else."""
     assert result.exit_code == code, result.output

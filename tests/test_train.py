@@ -468,3 +468,26 @@ def test_scores_computed_in_batches_are_the_module_s_own() -> None:
     module.load_state_dict(run.params)
     with torch.no_grad():
         assert (run.scores(x) - module(x)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends"),
+    [
+        ([0.5, float("nan")], "of round 2 is nan"),
+        ([0.5, float("inf")], "of round 2 is inf"),
+        ([0.5, None], "of round 2 is not finite"),  # as it reads back from a file
+        ([0.5, 2e21], "of round 2 is 2e\\+21"),
+        ([float("nan"), 0.5], None),
+        ([0.5, 900.0], None),
+        ([], None),
+    ],
+)
+def test_a_run_says_whether_it_diverged(losses: list[float | None], ends: str | None) -> None:
+    algorithm = fedge.FedAvg(toy_model())
+    history = [{"round": number, "test_loss": loss} for number, loss in enumerate(losses, 1)]
+    run = fedge.Run(algorithm, {"params": {}}, None, [*history, {"round": 3}])  # type: ignore[arg-type]
+    assert (run.diverged is None) == (ends is None)
+    if ends is not None:
+        assert re.search(f"it diverged: the test loss {ends}; lower the step size", str(run.diverged))
+    other = fedge.FedAvg(toy_model(), loss=lambda logits, y: 1e9 * fedge.cross_entropy(logits, y))
+    assert fedge.Run(other, {"params": {}}, None, [{"round": 1, "test_loss": 1e10}]).diverged is None  # type: ignore[arg-type]

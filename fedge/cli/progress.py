@@ -120,7 +120,9 @@ def _resumed(record: Record) -> str:
 def _cells(progress: Progress) -> list[str]:
     accuracy = "" if progress.accuracy is None else f"acc {percent(progress.accuracy)} %"
     speed = "" if progress.pace is None else pace(progress.pace)
-    left = "done" if progress.round == progress.rounds else f"{duration(progress.left or 0)} left"
+    left = f"{duration(progress.left or 0)} left"
+    if progress.diverged or progress.round == progress.rounds:
+        left = "diverged" if progress.diverged else "done"
     return [f"{progress.round}/{progress.rounds}", accuracy, f"{megabytes(progress.megabytes)} MB", speed, left]
 
 

@@ -21,7 +21,7 @@ from fedge.runs import atomic
 from fedge.runs.experiments import EXPERIMENT_FILE, records, slug
 from fedge.runs.folder import RunFolder, RunFolderError
 from fedge.runs.log import About
-from fedge.runs.run import Record, Run
+from fedge.runs.run import Record, Run, absurd
 
 
 class Watch:
@@ -42,7 +42,7 @@ class Outcome:
 
     label: str
     folder: Path
-    run: Run[Any] | None  # None: it failed
+    run: Run[Any] | None  # None: it failed before its last round
     failed: str | None = None  # why, in one line
 
 
@@ -109,7 +109,8 @@ class _Job:
 
     def run(self, label: str, algorithm: Algorithm[Any]) -> Outcome:
         folder = self.out / slug(label)
-        meter = Meter(self.experiment.train["rounds"], records(folder) if self.resume and self.group.leads else ())
+        before = records(folder) if self.resume and self.group.leads else ()
+        meter = Meter(self.experiment.train["rounds"], before, limit=absurd(algorithm))
         self.watch.begin(label, meter.progress)
         try:
             run = self._train(label, algorithm, folder, lambda record: self.watch.round(label, meter(record), record))
@@ -117,6 +118,9 @@ class _Job:
             reason = " ".join(str(error).split())
             self.watch.fail(label, meter.progress, reason)
             return Outcome(label, folder, None, reason)
+        if run.diverged is not None and not run.stopped:
+            self.watch.fail(label, meter.total(run.history), run.diverged)
+            return Outcome(label, folder, run, run.diverged)
         self.watch.end(label, meter.total(run.history), run)
         return Outcome(label, folder, run)
 

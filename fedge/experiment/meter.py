@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-Record = dict[str, Any]
+from fedge.runs.run import Record, has_diverged
+
 RECENT = 10  # rounds of which the pace is the mean; the very first are slow
 
 
@@ -21,6 +22,7 @@ class Progress:
     accuracy: float | None = None  # of the last evaluation
     megabytes: float = 0.0  # both ways
     pace: float | None = None  # seconds per round, evaluation included
+    diverged: bool = False  # the last test loss is not finite, or absurd
 
     @property
     def left(self) -> float | None:
@@ -31,7 +33,14 @@ class Progress:
 class Meter:
     """Adds records up; those of an earlier session count for the MB, not for the pace."""
 
-    def __init__(self, rounds: int, before: Iterable[Record] = (), clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        rounds: int,
+        before: Iterable[Record] = (),
+        clock: Callable[[], float] = time.perf_counter,
+        limit: float = math.inf,
+    ) -> None:
+        self._limit = limit  # a test loss beyond it is that of a run that has diverged
         self._clock, self._times = clock, deque([clock()], RECENT + 1)
         self.progress = Progress(0, rounds)
         self._before = list(before)
@@ -53,6 +62,7 @@ class Meter:
             old.accuracy if accuracy is None else accuracy,
             old.megabytes + (record["up_bytes"] + record["down_bytes"]) / 1e6,
             self._pace(),
+            has_diverged(record, self._limit) if "test_loss" in record else old.diverged,
         )
         return self.progress
 

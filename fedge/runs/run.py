@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from fedge import tree
 from fedge.core import Algorithm, Params, Payload, S
 from fedge.evaluate import scores
-from fedge.handle import Handle
+from fedge.handle import Handle, cross_entropy
 from fedge.ledger import Ledger
 from fedge.runs import export
 
 Record = dict[str, Any]
+ABSURD = 1000.0
 
 
 @dataclass(repr=False)
@@ -41,7 +43,17 @@ class Run(Generic[S]):
         accuracy = "" if last is None else f", test accuracy {last['test_accuracy']:.3f} after round {last['round']}"
         moved = self.ledger.total()
         megabytes = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
-        return f"Run({type(self.algorithm).__name__}, {self.rounds} rounds{accuracy}, {megabytes})"
+        end = ", diverged" if self.diverged else ""
+        return f"Run({type(self.algorithm).__name__}, {self.rounds} rounds{accuracy}, {megabytes}{end})"
+
+    @property
+    def diverged(self) -> str | None:
+        """Why this run is of no use, None if it is: its last test loss is not finite, or absurd."""
+        last = next((record for record in reversed(self.history) if "test_loss" in record), None)
+        if last is None or not has_diverged(last, absurd(self.algorithm)):
+            return None
+        loss = "not finite" if last["test_loss"] is None else f"{last['test_loss']:.3g}"
+        return f"it diverged: the test loss of round {last['round']} is {loss}; lower the step size, or clip"
 
     @property
     def rounds(self) -> int:
@@ -95,6 +107,7 @@ class Run(Generic[S]):
         moved, wire = self.ledger.total(), self.ledger.wire() or {}
         return {
             "rounds": self.rounds,
+            "diverged": self.diverged,
             "final_accuracy": _mean(_series(self.history[-last:], "test_accuracy")),
             "final_rounds": last,
             "best_accuracy": max(_series(self.history, "test_accuracy"), default=None),
@@ -110,6 +123,18 @@ class Run(Generic[S]):
             "parameters": tree.size(self.params),
             "client_memory_bytes": self.memory_bytes,
         }
+
+
+def absurd(algorithm: Algorithm[Any]) -> float:
+    """A loss that says that a run has diverged: of cross-entropy, whose value for guessing is log(classes)."""
+    loss = getattr(algorithm.loss, "loss", algorithm.loss)  # FedOVA's weighs one of two sides
+    return ABSURD if loss is cross_entropy else math.inf
+
+
+def has_diverged(record: Record, limit: float) -> bool:
+    """Whether a round was evaluated and its test loss is not finite (in a file that is null), or over the limit."""
+    loss = record.get("test_loss", 0.0)
+    return loss is None or not math.isfinite(loss) or loss > limit
 
 
 def _series(history: list[Record], name: str) -> list[float]:
