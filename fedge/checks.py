@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+LARGEST = 3e38  # the range of single precision, in which most models are
+MOST = 2**31 - 1  # steps, examples or clients
 CLOSE = 0.75  # of 1; below it the "nearest" word is often an unrelated one
 
 
 def _number(name: str, value: Any, none: str = "") -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}, it must be a finite number{none}")
+    if isinstance(value, bool) or not isinstance(value, Real) or (not isinstance(value, Integral) and value != value):
+        raise ValueError(f"{name} is {brief(value)}, it must be a finite number{none}")
+    if not -LARGEST <= value <= LARGEST:  # type: ignore[operator]
+        raise ValueError(f"{name} is {brief(value)}, it must be a finite number of at most {LARGEST:g}{none}")
     return float(value)
+
+
+def brief(value: Any, most: int = 100) -> str:
+    """A value as Python writes it, cut short: the whole may be megabytes."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def positive(name: str, value: Any, optional: bool = False) -> None:
@@ -38,10 +50,12 @@ def unit_interval(name: str, value: Any) -> None:
 def at_least_one(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        none = ', or None ("none" in a file)' if optional else ""
-        none += " for all examples in one batch" if optional and name == "batch_size" else ""
-        raise ValueError(f"{name} is {value!r}, it must be a whole number of at least 1{none}")
+    none = ', or None ("none" in a file)' if optional else ""
+    none += " for all examples in one batch" if optional and name == "batch_size" else ""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise ValueError(f"{name} is {brief(value)}, it must be a whole number of at least 1{none}")
+    if int(value) > MOST:
+        raise ValueError(f"{name} is {brief(value)}, it must be at most {MOST}{none}")
 
 
 def choice(name: str, value: Any, known: Iterable[str]) -> None:

@@ -31,6 +31,7 @@ class Federation:
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
         index = np.concatenate(arrays, dtype=np.int64, casting="unsafe")
         _check_range(index, offsets, len(data.train_x))
+        _check_once(index, offsets, len(data.train_x))
         device = data.train_x.device
         self.data = data
         self.index = torch.from_numpy(index).to(device)  # [N]
@@ -129,6 +130,22 @@ def _check_range(index: NDArray[np.int64], offsets: NDArray[np.int64], examples:
     raise IndexError(
         f"client {client} has index {index[at]}, must be at least 0 and below {examples} (the size "
         "of the training set): partition this training set's labels"
+    )
+
+
+def _check_once(index: NDArray[np.int64], offsets: NDArray[np.int64], examples: int) -> None:
+    """An example may belong to several clients, and to each of them once."""
+    if np.bincount(index, minlength=examples).max() <= 1:
+        return
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.lexsort((index, owner))
+    same = (np.diff(index[order]) == 0) & (np.diff(owner[order]) == 0)
+    if not same.any():
+        return
+    at = order[int(np.argmax(same))]
+    raise ValueError(
+        f"client {owner[at]} has index {index[at]} more than once ({int(same.sum())} such indices in all), "
+        "each example counts once: give np.unique(indices)"
     )
 
 

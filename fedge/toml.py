@@ -1,13 +1,36 @@
-"""Writing TOML: nested dicts of numbers, strings, booleans and lists. (Reading is the standard library's tomllib.)"""
+"""TOML in and out: nested dicts of numbers, strings, booleans and lists."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+DEEPEST = 50
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def loads(text: str) -> dict[str, Any]:
+    """What the standard library reads, without tables in tables without end; errors are TOMLDecodeErrors."""
+    try:
+        found = tomllib.loads(text)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise
+        what = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise tomllib.TOMLDecodeError(what) from None
+    level: list[Any] = [found]
+    for _ in range(DEEPEST):
+        level = [one for thing in level for one in _inside(thing) if isinstance(one, dict | list)]
+        if not level:
+            return found
+    raise tomllib.TOMLDecodeError(f"it is nested more than {DEEPEST} deep")
+
+
+def _inside(thing: Any) -> Any:
+    return thing.values() if isinstance(thing, dict) else thing
 
 
 def dump(config: Mapping[str, Any]) -> str:

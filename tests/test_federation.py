@@ -20,7 +20,7 @@ def make_data(train: int = TRAIN, classes: int = 3) -> Data:
     return Data(torch.zeros(train, 2), y, torch.zeros(1, 2), torch.tensor([0]), classes)
 
 
-ragged = st.lists(st.lists(st.integers(0, TRAIN - 1), min_size=1, max_size=9), min_size=1)
+ragged = st.lists(st.lists(st.integers(0, TRAIN - 1), min_size=1, max_size=9, unique=True), min_size=1)
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedge.cli.errors import ASKED, FAILED, fail, one_line
 from fedge.cli.interrupt import Interrupt
-from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings
+from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
 from fedge.cli.run import display, finish, say, stopped
 from fedge.cli.text import examples, to_json
 from fedge.experiment import Outcome, Plan, build
@@ -62,7 +62,9 @@ def local(
     settings: Settings = None,
     out: Out = None,
     resume: Resume = False,
-    deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one phase of a round.")] = 120.0,
+    deadline: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", callback=finite, help="For one phase of a round.")
+    ] = 120.0,
     min_replies: Annotated[int, typer.Option(min=1, metavar="N", help="Good replies that a phase needs.")] = 1,
     quiet: Quiet = False,
     json: Json = False,

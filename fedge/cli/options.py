@@ -7,6 +7,16 @@ from typing import Annotated
 
 import typer
 
+MOST = 1e8  # seconds or minutes: years
+
+
+def finite(value: float | None) -> float | None:
+    """For options that take a time: Python reads nan and inf as numbers too."""
+    if value is not None and not value <= MOST:
+        raise typer.BadParameter(f"{value} is not a number of at most {MOST:g}")
+    return value
+
+
 Experiment = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]")]
 Settings = Annotated[
     list[str] | None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedge import toml
+from fedge.checks import brief
 from fedge.cli.errors import one_line
 from fedge.experiment import EXPERIMENT_FILE, run_folders
 from fedge.report import ReportError, write_report
@@ -61,7 +62,10 @@ def _stated(path: Path) -> float | None:
         file = folder / EXPERIMENT_FILE
         if file.is_file():
             try:
-                return tomllib.loads(file.read_text("utf-8")).get("target")
+                target = toml.loads(file.read_text("utf-8")).get("target")
             except ValueError as error:
                 raise ReportError(f"{file} is not TOML: {error}") from error
+            if isinstance(target, bool) or not isinstance(target, int | float | None):
+                raise ReportError(f"{file}: target is {brief(target)}, it must be a number such as 0.9")
+            return target
     return None

@@ -17,6 +17,7 @@ from fedge.cli import plan as plans
 from fedge.cli.errors import INTERRUPTED, one_line
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.listener import Say
+from fedge.cli.options import finite
 from fedge.cli.paper import study as find_study
 from fedge.cli.progress import Display
 from fedge.cli.run import say
@@ -53,7 +54,8 @@ def reproduce(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no phase after so long; the same command goes on.")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Begin no phase after so long; the same command goes on."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and unfinished runs.")] = Path(
         "runs/reproduce"

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
-from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings
+from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, rows, table, with_rounds
 from fedge.cli.text import to_json
@@ -39,7 +39,10 @@ def run(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
     report: Report = True,
     rank_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Under torchrun: how long to wait for another process.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=1, callback=finite, help="Under torchrun: how long to wait for another process."
+        ),
     ] = TIMEOUT,
 ) -> None:
     """Train every algorithm of an experiment and compare them.

@@ -23,6 +23,7 @@ from fedge.data.places import locate
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
+BATCH, ALL = 1 << 25, 1 << 28  # bytes: more than one batch has, and than the whole archive
 
 BINARY = {
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -88,7 +89,9 @@ def _from_folder(folder: Path, names: Iterable[str]) -> list[tuple[str, bytes]]:
 
 
 def _from_archive(archive: Path, names: Iterable[str]) -> list[tuple[str, bytes]]:
-    found = {Path(name).name: content for name, content in members(archive)}
+    names = list(names)
+    wanted = {f"{folder}{name}" for folder in FOLDERS for name in names}
+    found = {Path(name).name: content for name, content in members(archive, wanted, BATCH, ALL)}
     for name in names:
         if name not in found:
             raise DataError(f"{archive} has no {name}: {AGAIN}")

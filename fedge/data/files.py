@@ -9,12 +9,13 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from fedge.data.errors import DataError
 
 AGAIN = "get the official file again"
 PIECE = 1 << 20
-MOST = 1 << 28  # bytes of one file, unpacked
+MOST, MOST_OF_ALL = 1 << 28, 1 << 33  # bytes, unpacked: of one file, and of all files of an archive
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,54 @@ def check_file(path: Path, checksum: str) -> None:
         )
 
 
-def members(archive: Path, wanted: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
-    """(name without a leading ./, content) of the plain files in a tar archive; nothing is unpacked to disk."""
+def members(
+    archive: Path, wanted: Collection[str] | None = None, most: int = MOST, total: int = MOST_OF_ALL
+) -> Iterator[tuple[str, bytes]]:
+    """(name without a leading ./, content) of the plain files in a tar archive; nothing is unpacked to disk.
+
+    No file may have more than `most` bytes, and all of them together no more than `total`: a few kilobytes can be
+    unpacked to gigabytes. No name comes twice.
+    """
+    seen: set[str] = set()
     try:
-        with tarfile.open(archive) as tar:
+        with _unpacked(archive) as file, tarfile.open(fileobj=_Sparing(file, most), mode="r:") as tar:  # type: ignore[call-overload]
             for member in tar:
+                if tar.offset > total:
+                    raise DataError(f"{archive} holds more than {total >> 20} MiB: {AGAIN}")
                 name = member.name.removeprefix("./")
-                if member.isfile() and (wanted is None or name in wanted):
-                    if member.size > MOST:
-                        raise DataError(f"{archive}: {name} has more than {MOST >> 20} MiB: {AGAIN}")
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    yield name, file.read()
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+                if member.isfile() and name not in seen and (wanted is None or name in wanted):
+                    seen.add(name)
+                    yield name, _content(tar, member, f"{archive}: {name}", most)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{archive} is truncated or damaged ({error}): {AGAIN}") from None
     except OSError as error:
         raise DataError(f"cannot read {archive}: {error.strerror or error}") from error
+
+
+def _unpacked(archive: Path) -> gzip.GzipFile | IO[bytes]:
+    with open(archive, "rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    return gzip.open(archive) if zipped else open(archive, "rb")
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, where: str, most: int) -> bytes:
+    if member.size > most:
+        raise DataError(f"{where} has more than {most >> 20} MiB: {AGAIN}")
+    file = tar.extractfile(member)
+    assert file is not None
+    return file.read()
+
+
+class _Sparing:
+    """A file that hands out no piece beyond a size: a tar header may ask for any."""
+
+    def __init__(self, file: gzip.GzipFile | IO[bytes], most: int) -> None:
+        self.file, self.most = file, most
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self.most:
+            raise tarfile.ReadError(f"a header of it asks for {size} bytes")
+        return self.file.read(size)

@@ -29,8 +29,10 @@ def samples(where: object, content: bytes) -> NDArray[np.float32] | None:
         with wave.open(io.BytesIO(content)) as file:
             kind = (file.getnchannels(), file.getsampwidth(), file.getframerate())
             count, raw = file.getnframes(), file.readframes(file.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise DataError(f"{where} is no WAV file ({str(error) or 'it ends early'}): {AGAIN}") from None
+    except EOFError:
+        raise DataError(f"{where} is no WAV file (it ends early): {AGAIN}") from None
+    except Exception as error:  # the standard library's reader of WAV raises many kinds on damaged bytes
+        raise DataError(f"{where} is no WAV file ({error or type(error).__name__}): {AGAIN}") from None
     if kind != (1, 2, RATE):
         raise DataError(f"{where} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]} Hz, expected 1, 16, {RATE}")
     if len(raw) != 2 * count:

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fedge import toml
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, unknown
@@ -63,16 +64,18 @@ def _fields(tables: Table, name: str) -> list[str]:
 def _split(setting: str) -> tuple[list[str], Any]:
     key, equals, text = setting.partition("=")
     path = [part.strip() for part in key.split(".")]
-    if not equals or not all(path):
-        raise ExperimentError(f"--set {setting}: expected key=value, such as train.rounds=20")
+    if not equals or not all(path) or len(path) > toml.DEEPEST:
+        raise ExperimentError(f"--set {setting[:100]}: expected key=value, such as train.rounds=20")
     return path, _value(text.strip())
 
 
 def _value(text: str) -> Any:
     """What TOML reads, or else the text itself, so that strings need no quotes."""
     try:
-        found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        found = toml.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if "nested" in str(error):
+            raise ExperimentError(f"--set ...={text[:20]}...: {error}") from None
         return text
     return found["value"] if len(found) == 1 else text
 
@@ -113,7 +116,7 @@ def _set_algorithm(tables: Table, path: list[str], value: Any) -> None:
 
 def _addressed(algorithms: list[Table], word: str) -> list[Table]:
     """Those at a position (from 1), with a label, or with a name; none if the word is a field."""
-    if word.isdigit():
+    if word.isascii() and word.isdecimal() and len(word) < 10:
         if not 1 <= int(word) <= len(algorithms):
             count = len(algorithms)
             raise ExperimentError(f"--set algorithm.{word}: there are {count} algorithms, counted from 1")

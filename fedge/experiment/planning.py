@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from fedge import toml
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.override import override
@@ -33,7 +34,7 @@ def read(file: Path | None = None) -> Table:
     if file is None:
         return tomllib.loads(resources.files("fedge").joinpath("default.toml").read_text("utf-8"))
     try:
-        found = tomllib.loads(file.read_text("utf-8-sig"))
+        found = toml.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise ExperimentError(f"there is no file {file}: name an experiment file, or none for the default") from None
     except IsADirectoryError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedge import toml
 from fedge.report.errors import ReportError
 from fedge.report.labels import distinct
 
@@ -103,7 +103,7 @@ def _json(path: Path) -> Record:
 
 
 def _toml(path: Path) -> tuple[str, Record]:
-    return _text(path), _parsed(path, "TOML", tomllib.loads)
+    return _text(path), _parsed(path, "TOML", toml.loads)
 
 
 def _parsed(path: Path, kind: str, parse: Callable[[str], Record]) -> Record:

@@ -7,12 +7,12 @@ grid.toml                the settings that are tried, one table per method
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedge import toml
 from fedge.checks import nearest
 from fedge.experiment import ExperimentError
 
@@ -40,7 +40,7 @@ class Files:
 
     def grids(self) -> dict[str, dict[str, list[Any]]]:
         """Method -> field -> values to try."""
-        return tomllib.loads((self.root / GRID).read_text("utf-8"))
+        return toml.loads((self.root / GRID).read_text("utf-8"))
 
     def grid(self, method: str) -> list[Setting]:
         """The settings that are tried for a method: every combination of its lists."""

@@ -21,6 +21,7 @@ Request = dict[int, Payload]  # row -> what is sent for it; row 0 when the task 
 Answer = dict[int, list[Upload]]  # row -> one upload and weight per task
 
 
+REASON = 500  # letters of what a record says of a bad answer, whatever the answer is
 FRAME, NAME = 1024, 512  # bytes, generously: of an answer or a row, and of a tensor's description
 
 
@@ -124,7 +125,7 @@ class Collector:
         return None
 
     def _refused(self, refused: Refused) -> None:
-        self.dropped += refused[0]
+        self.dropped += [drop._replace(reason=drop.reason[:REASON]) for drop in refused[0]]
         self.bad += refused[1]
 
     def settle(self) -> None:
@@ -143,7 +144,7 @@ class Collector:
         """A client without any usable answer; one that was sent nothing costs nothing."""
         if not sent:
             self.down -= sum(payload_bytes(payload) for payload in self.requests[client].values())
-        self.dropped.append(Drop(client, self.ask.tasks[0], reason))
+        self.dropped.append(Drop(client, self.ask.tasks[0], reason[:REASON]))
         self.bad += [(client, row) for row in self.positions[client]]
 
     def close(self) -> tuple[Reply, list[Drop], Row]:
