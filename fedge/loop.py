@@ -121,12 +121,19 @@ class Training(Generic[S]):
         """The run to go on with: from a folder, an earlier run or the beginning; and the number of its last round."""
         if resume and self.log is not None and self.log.resumable:
             run = self.log.reopen(self.algorithm, rounds)
+            with self.log.usable():
+                params = {name: leaf.to(self.link.runtime.device) for name, leaf in self._parameters()}
+                preflight.check_start(self.algorithm.init(params), run.state)
+                self.link.remember(run.memory)
             self.replay(run)
             return run, rounds
         run = self.begin() if start is None else self.continued(start)
         if self.log is not None:
             self.log.create(federation, run)
         return run, run.rounds + rounds
+
+    def _parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return parameters(self.algorithm.model).items()
 
     def begin(self) -> Run[S]:
         """A fresh run after its setup."""

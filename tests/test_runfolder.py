@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fedge
 from fedge import toml
-from fedge.runs import atomic, checkpoint
+from fedge.runs import atomic, checkpoint, experiments
 from fedge.runs.folder import RunFolder, RunFolderError, first_difference
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data
 
@@ -389,3 +389,35 @@ def test_first_difference() -> None:
     assert first_difference({"a": {"b": 1}}, {"a": {"b": 2}}) == ("a.b", 1, 2)
     assert first_difference({"a": 1}, {"a": 1, "c": 3}) == ("c", None, 3)
     assert first_difference({"train": {"rounds": 1}}, {"train": {"rounds": 2}}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["state"].update(params=7),
+        lambda content: content["state"].update(params={}),
+        lambda content: content["state"]["params"].update({next(iter(content["state"]["params"])): torch.ones(2)}),
+        lambda content: content.update(state="x"),
+        lambda content: content.update(state=None),
+        lambda content: content.update(engine={}),
+        lambda content: content["engine"].update(threads="many"),
+        lambda content: content.update(clients={"x": 3}),
+    ],
+)
+def test_a_checkpoint_with_parts_of_another_kind_is_one_line(tmp_path: Path, change) -> None:
+    go(tmp_path / "a", rounds=3)
+    path = tmp_path / "a/checkpoint.pt"
+    content = checkpoint.load(path)
+    change(content)
+    checkpoint.save(path, content)
+    with pytest.raises(RunFolderError, match=r"^cannot resume .*damaged"):
+        go(tmp_path / "a", resume=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\xe3\x01", b"[" * 100_000, b"1" * 5000, b"{}", b'{"round": "x"}', b'{"round": 1, "up_bytes": []}', b"null"],
+)
+def test_damaged_lines_do_not_stop_a_look_at_a_run(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "rounds.jsonl").write_bytes(line + b'\n{"round": 2, "up_bytes": 1, "down_bytes": 1}\n{"torn')
+    assert [record["round"] for record in experiments.records(tmp_path)] == [2]

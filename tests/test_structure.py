@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
     "preflight": {*BASE, "federation", "engine"},
     "loop": {*BASE, "federation", "engine", "evaluate", "runs", "preflight"},
-    "report": {*BASE, "runs"},
+    "report": {*BASE, "runs", "toml"},
     "deploy": {*BASE, "federation", "engine", "loop", "runs", "toml", "experiment"},
     "experiment": {
         *BASE,
@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "toml",
     },
     "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "loop"},
-    "sweep": {*BASE, "data", "engine", "loop", "runs", "experiment"},
+    "sweep": {*BASE, "data", "engine", "loop", "runs", "toml", "experiment"},
     "cli": {
         *BASE,
         "data",
@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
         "federation",
         "engine",
         "runs",
+        "toml",
         "experiment",
         "report",
         "deploy",

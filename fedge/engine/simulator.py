@@ -126,6 +126,9 @@ class Simulator(BaseLink):
         return {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory, "chunk": self.chunk}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
+        at_least_one("threads", settings["threads"])
+        at_least_one("chunk", settings.get("chunk"), optional=True)
+        positive("memory", settings.get("memory"), optional=True)
         if settings.get("ranks", 1) == 1:  # else sums are in another order anyhow
             self.runtime.threads = settings["threads"]
         self.budget.memory = settings.get("memory", self.budget.memory)

@@ -10,6 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fedge.runs.lines import parse
+
 EXPERIMENT_FILE = "experiment.toml"
 
 
@@ -61,10 +63,15 @@ def is_finished(run: Path, rounds: int) -> bool:
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """The rounds a run has on record so far; a torn last line does not count."""
+    """The rounds a run has on record so far, for a look at it; torn and damaged lines do not count."""
     path = run / "rounds.jsonl"
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}\n")]
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    return [record for line in lines if (record := parse(line)) is not None and _is_whole(record)]
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    numbers = all(isinstance(record.get(name), int) for name in ("round", "up_bytes", "down_bytes"))
+    return numbers and all(isinstance(record.get(f"test_{name}"), int | float | None) for name in ("accuracy", "loss"))
 
 
 def _numbered(root: Path, name: str) -> Iterator[Path]:

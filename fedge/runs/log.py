@@ -67,13 +67,26 @@ class Log:
     def reopen(self, algorithm: Algorithm[S], rounds: int) -> Run[S]:
         """The run as its checkpoint has it; `rounds` is how many it shall have in the end."""
         content, records, rows = self.group.first(lambda: self._reopen(rounds))
-        self.link.restore(content["engine"])
+        with self.usable():
+            self.link.restore(content["engine"])
         runtime = self.link.runtime
         state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(runtime.device), content["state"])
         self.link.begin(rows)
         self.saved = content["round"]
         memory = content.get("clients", {})
         return Run(algorithm, state, runtime.handle, records, self.link.ledger, memory, example=runtime.example)
+
+    @contextmanager
+    def usable(self) -> Iterator[None]:
+        """Errors in it are those of a checkpoint whose parts are not what this run would have written."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise RunFolderError(
+                f"cannot resume {self.folder.path}: its checkpoint is damaged, or of another algorithm or version "
+                f"({what}); start another run"
+            ) from error
 
     def _reopen(self, rounds: int) -> tuple[dict[str, Any], list[Record], list[Row]]:
         content = self.folder.reopen(self.config)
