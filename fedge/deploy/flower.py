@@ -98,7 +98,8 @@ class FlowerLink(MessageLink):
         nodes = {client: self.roster.node(client) for client in requests}
         there = {node: client for client, node in nodes.items() if node is not None}
         contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
-        letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round))
+        most = {node: self.most[client] for node, client in there.items()}
+        letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
         mail = {there[node]: self._opened(there[node], node, letter) for node, letter in letters.items()}
         self._clock(at, time.perf_counter() - begin, letters)
         absent = {client: Mail({}, self.roster.missing(client), 0, 0) for client in requests if client not in mail}

@@ -2,7 +2,9 @@
 
 `Grid.send_and_receive` is a push and then a pull of all answers every three seconds. These are the same two calls of
 Flower's grid with a shorter pause, and one pull per node, each in a thread: pulling an answer that a dying node left
-half uploaded blocks for minutes, which must not cost the other nodes their answers.
+half uploaded blocks for minutes, which must not cost the other nodes their answers. Nor must an answer that Flower
+cannot put together, or that is too large: whatever goes wrong with one answer is its node's loss, and what goes wrong
+with the grid itself is raised.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedge.deploy.envelope import allow, wire_bytes
+from fedge.deploy.envelope import allow, short, wire_bytes
+from fedge.deploy.scale import TooHeavy, pull
 
 PAUSE = 0.2  # seconds between two looks for an answer
 AT_ONCE = 16  # nodes up to which that holds; with more of them, each is looked at less often
 KEPT = 2  # deadlines for which Flower keeps a message: the first may be spent on sending it
+FRAME = 1 << 20  # bytes of an answer beside its uploads: its head, and what Flower adds
+GRID = (httpx.TransportError, OSError)  # of these no device is the cause
 
 
 class Letter(NamedTuple):
@@ -40,7 +47,14 @@ class Posting:
     """
 
     def __init__(
-        self, grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
+        self,
+        grid: Grid,
+        kind: str,
+        contents: dict[int, RecordDict],
+        *,
+        deadline: float,
+        group: str = "",
+        most: Mapping[int, int] | None = None,
     ) -> None:
         messages = {
             node: Message(
@@ -48,13 +62,13 @@ class Posting:
             )
             for node, content in contents.items()
         }
-        self.grid, self.deadline = grid, deadline
+        self.grid, self.deadline, self._most = grid, deadline, most or {}  # node -> bytes of its uploads
         self._down = {node: wire_bytes(message) for node, message in messages.items()}
         sent = zip(grid.push_messages(list(messages.values())), messages, strict=False)
         self._end = time.monotonic() + deadline
         self._waiting = {node: message for message, node in sent if message}
         self._refused = messages.keys() - self._waiting.keys()
-        self._box: queue.Queue[tuple[int, Message | Exception]] = queue.Queue()
+        self._box: queue.Queue[tuple[int, Letter | BaseException]] = queue.Queue()
         self._pause = PAUSE * max(1.0, len(self._waiting) / AT_ONCE)
         for node, name in self._waiting.items():
             threading.Thread(target=self._fetch, args=(node, name), daemon=True).start()
@@ -62,14 +76,27 @@ class Posting:
     def _fetch(self, node: int, message: str) -> None:
         try:
             while True:
-                for reply in self.grid.pull_messages([message]):
-                    self._box.put((node, reply))
+                for reply in pull(self.grid, message, self._most.get(node, 0) + FRAME, self._end):
+                    self._box.put((node, _letter(reply, self._down[node])))
                     return
                 if time.monotonic() >= self._end:
                     return
                 time.sleep(self._pause)
-        except Exception as error:
-            self._box.put((node, error))
+        except BaseException as error:  # Flower's "this run was stopped" is no Exception
+            self._box.put((node, self._spoilt(node, error)))
+
+    def _spoilt(self, node: int, error: BaseException) -> Letter | BaseException:
+        """An answer that cannot be had, unless the grid itself does not work any more: that is everybody's."""
+        if not isinstance(error, Exception) or (isinstance(error, GRID) and not isinstance(error, TimeoutError)):
+            return error
+        try:
+            self.grid.get_node_ids()
+        except BaseException:
+            return error
+        if isinstance(error, TooHeavy):
+            return Letter(None, str(error), self._down[node], error.weight)
+        what = short(f"{type(error).__name__}: {error}")
+        return Letter(None, f"the message cannot be read: {what}", self._down[node], 0)
 
     def take(self, seconds: float) -> dict[int, Letter]:
         """What came since the last look, by node; waits at most so long, in total.
@@ -85,10 +112,10 @@ class Posting:
                 node, answer = self._box.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             del self._waiting[node]
-            found[node] = _letter(answer, self._down[node])
+            found[node] = answer
         if time.monotonic() >= self._end:
             lost = f"no answer within {self.deadline:g} s"
             found |= {node: Letter(None, lost, self._down[node], 0) for node in self._waiting}
@@ -97,14 +124,23 @@ class Posting:
 
 
 def send(
-    grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
+    grid: Grid,
+    kind: str,
+    contents: dict[int, RecordDict],
+    *,
+    deadline: float,
+    group: str = "",
+    most: Mapping[int, int] | None = None,
 ) -> dict[int, Letter]:
-    """One message per node; every node is in the result, as lost if it has not answered in time."""
-    return Posting(grid, kind, contents, deadline=deadline, group=group).take(math.inf)
+    """One message per node; every node is in the result, as lost if it has not answered in time.
+
+    `most` is how many bytes the uploads of a node may have; without it an answer is a head alone.
+    """
+    return Posting(grid, kind, contents, deadline=deadline, group=group, most=most).take(math.inf)
 
 
 def _letter(reply: Message, down: int) -> Letter:
     up = wire_bytes(reply)
     if reply.has_error():
-        return Letter(None, f"Flower says: {reply.error.reason} (code {reply.error.code})", down, up)
+        return Letter(None, f"Flower says: {short(reply.error.reason)} (code {reply.error.code})", down, up)
     return Letter(reply.content, "", down, up)

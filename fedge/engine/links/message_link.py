@@ -62,6 +62,7 @@ class MessageLink(BaseLink):
         self.min_replies, self.max_weight, self.max_ratio = min_replies, max_weight, max_ratio
         self.tasks = algorithm.tasks(runtime.handle)
         self.ledger = Ledger(directory.declaration(self.tasks.values()))
+        self.most: dict[int, int] = {}  # client -> bytes that its answer in this phase may have
         self.forget()
 
     def forget(self) -> None:
@@ -77,6 +78,9 @@ class MessageLink(BaseLink):
         for position, collector in enumerate(collectors):
             for client, request in collector.requests.items():
                 requests.setdefault(client, {})[position] = wire.encode(request)
+        self.most = {
+            client: sum(collectors[place].most(client) for place in parts) for client, parts in requests.items()
+        }
         mail = self.exchange(at, asks, requests)
         for client in requests:  # in the order asked, not in that of arrival: sums must not depend on it
             self._take(client, requests[client], mail[client], collectors)
