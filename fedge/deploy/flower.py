@@ -101,9 +101,15 @@ class FlowerLink(MessageLink):
         most = {node: self.most[client] for node, client in there.items()}
         letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
         mail = {there[node]: self._opened(there[node], node, letter) for node, letter in letters.items()}
+        self._release(letters, there, f"in round {at.round}")
         self._clock(at, time.perf_counter() - begin, letters)
         absent = {client: Mail({}, self.roster.missing(client), 0, 0) for client in requests if client not in mail}
         return {client: (mail | absent)[client] for client in requests}
+
+    def _release(self, letters: dict[int, Letter], clients: dict[int, int], when: str) -> None:
+        for node, letter in letters.items():
+            if letter.silent:
+                self.roster.release(clients[node], node, f"{letter.lost} {when}")
 
     def notes(self) -> dict[str, Any]:
         """What went wrong in this round without being a client's fault, for its record."""
@@ -122,6 +128,7 @@ class FlowerLink(MessageLink):
     def _meet(self) -> None:
         """Nodes may have joined since the last round; they say which rows they hold."""
         self.roster.look(self.deadline, label=self.label)
+        self.roster.gather(self.min_replies, self.deadline, self.label)
         for client, rows in self.roster.rows.items():
             self.directory.told(client, rows[self.label])
 
@@ -188,6 +195,7 @@ class FlowerLink(MessageLink):
         self._owed = set(range(self.pool.clients))
         for node, letter in letters.items():
             self._opened(clients[node], node, letter)
+        self._release(letters, clients, "when it was sent examples")
         down, up = (sum(getattr(letter, way) for letter in letters.values()) for way in ("down", "up"))
         self.ledger.add(replace(row, wire_down=down, wire_up=up))
         self._greeted(-1)

@@ -9,6 +9,7 @@ with the grid itself is raised.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -23,9 +24,11 @@ from flwr.serverapp import Grid
 from fedge.deploy.envelope import allow, short, wire_bytes
 from fedge.deploy.scale import TooHeavy, pull
 
+log = logging.getLogger(__name__)
 PAUSE = 0.2  # seconds between two looks for an answer
 AT_ONCE = 16  # nodes up to which that holds; with more of them, each is looked at less often
 KEPT = 2  # deadlines for which Flower keeps a message: the first may be spent on sending it
+AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before messages are handed over again that were not taken
 FRAME = 1 << 20  # bytes of an answer beside its uploads: its head, and what Flower adds
 GRID = (httpx.TransportError, OSError)  # of these no device is the cause
 
@@ -37,6 +40,7 @@ class Letter(NamedTuple):
     lost: str
     down: int
     up: int
+    silent: bool = False  # it had its time, and nothing came
 
 
 class Posting:
@@ -64,7 +68,7 @@ class Posting:
         }
         self.grid, self.deadline, self._most = grid, deadline, most or {}  # node -> bytes of its uploads
         self._down = {node: wire_bytes(message) for node, message in messages.items()}
-        sent = zip(grid.push_messages(list(messages.values())), messages, strict=False)
+        sent = zip(_push(grid, list(messages.values())), messages, strict=False)
         self._end = time.monotonic() + deadline
         self._waiting = {node: message for message, node in sent if message}
         self._refused = messages.keys() - self._waiting.keys()
@@ -118,7 +122,7 @@ class Posting:
             found[node] = answer
         if time.monotonic() >= self._end:
             lost = f"no answer within {self.deadline:g} s"
-            found |= {node: Letter(None, lost, self._down[node], 0) for node in self._waiting}
+            found |= {node: Letter(None, lost, self._down[node], 0, silent=True) for node in self._waiting}
             self._waiting = {}
         return dict(sorted(found.items()))
 
@@ -137,6 +141,21 @@ def send(
     `most` is how many bytes the uploads of a node may have; without it an answer is a head alone.
     """
     return Posting(grid, kind, contents, deadline=deadline, group=group, most=most).take(math.inf)
+
+
+def _push(grid: Grid, messages: list[Message]) -> list[str]:
+    """Hand messages to the SuperLink, again if need be.
+
+    One that was killed while it took them has some of their objects, and refuses those that it got without saying so;
+    a message that it knows already it takes for the same, and asks only for what is missing.
+    """
+    for pause in AGAIN:
+        try:
+            return list(grid.push_messages(messages))
+        except Exception as error:
+            log.warning("the messages had to be sent again: %s", short(f"{type(error).__name__}: {error}"))
+            time.sleep(pause)
+    return list(grid.push_messages(messages))
 
 
 def _letter(reply: Message, down: int) -> Letter:

@@ -68,8 +68,13 @@ class Process:
 
     def last_words(self) -> str:
         """The end of its output, in one line."""
-        text = self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
-        return " ".join(text.split())[-400:]
+        return last_words(self.log)
+
+
+def last_words(log: Path) -> str:
+    """The end of a log, in one line."""
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    return " ".join(text.split())[-400:]
 
 
 def stop_all(processes: Sequence[Process], patience: float = 8.0) -> None:

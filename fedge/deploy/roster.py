@@ -15,6 +15,7 @@ from fedge.deploy.post import Letter, Posting
 Say = Callable[[str], None]
 GREETING = 60.0  # seconds for a node to say who it is: it starts a process and loads its examples
 GRACE = 0.2  # seconds that a round waits for nodes that it sees for the first time
+PROBE = 20.0  # seconds that a round waits, once, for nodes that did not answer in the last one
 AGAIN = 10.0  # seconds after which, before the start, a node that cannot be used is asked again
 NAMED = 3  # nodes of which a reason speaks at most
 
@@ -39,7 +40,8 @@ class Roster:
 
     Nodes come and go: every look asks those that are new, and knows who is connected now. Flower keeps a node's id when
     it is started again, maybe as another client: an identity ends when the node leaves, or says otherwise. Greetings
-    are under way while rounds go on; a node that has answered by the next look takes part.
+    are under way while rounds go on; a node that has answered by the next look takes part. A node that let a deadline
+    pass is released: nothing is sent to it, and nobody waits for it, until it has said again who it is.
     """
 
     def __init__(self, grid: Grid, clients: int, labels: Iterable[str], say: Say = lambda line: None) -> None:
@@ -51,6 +53,7 @@ class Roster:
         self._asking: dict[int, Posting] = {}  # node -> its greeting that is under way
         self._met: set[int] = set()  # nodes that have been asked
         self._out: dict[int, Out] = {}
+        self._silent: set[int] = set()  # nodes that let a deadline pass and were not asked since
         self._said: dict[int, str] = {}
 
     def look(
@@ -63,17 +66,24 @@ class Roster:
         """
         self._online = set(self.grid.get_node_ids())
         self._leave()
+        labels = self.labels if label is None else (label,)
         known = {*self.nodes.values(), *self._asking}
         ask = sorted(node for node in self._online - known if again or node not in self._out)
         new = not self._met.issuperset(ask)
-        if ask:
-            contents = dict.fromkeys(ask, pack({"labels": list(self.labels)}))
-            posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
-            self._asking |= dict.fromkeys(ask, posting)
-            self._met |= set(ask)
-        self._hear(
-            (GRACE if new else 0.0) if patience is None else patience, self.labels if label is None else (label,)
-        )
+        silent, self._silent = [node for node in ask if node in self._silent], set[int]()
+        self._greet([node for node in ask if node not in silent], deadline)
+        if silent:
+            self._hear(min(PROBE, deadline), labels, [self._greet(silent, deadline)])
+        self._hear((GRACE if new else 0.0) if patience is None else patience, labels)
+
+    def _greet(self, nodes: list[int], deadline: float) -> Posting | None:
+        if not nodes:
+            return None
+        contents = dict.fromkeys(nodes, pack({"labels": list(self.labels)}))
+        posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
+        self._asking |= dict.fromkeys(nodes, posting)
+        self._met |= set(nodes)
+        return posting
 
     def _leave(self) -> None:
         """Forget all about nodes that are gone."""
@@ -81,10 +91,12 @@ class Roster:
         self._asking = {node: posting for node, posting in self._asking.items() if node in self._online}
         self._out = {node: out for node, out in self._out.items() if node in self._online}
         self._met &= self._online
+        self._silent &= self._online
 
-    def _hear(self, patience: float, labels: tuple[str, ...]) -> None:
+    def _hear(self, patience: float, labels: tuple[str, ...], postings: Iterable[Posting | None] | None = None) -> None:
         end = time.monotonic() + patience
-        for posting in list(dict.fromkeys(self._asking.values())):
+        for posting in list(dict.fromkeys(self._asking.values())) if postings is None else postings:
+            assert posting is not None
             for node, letter in posting.take(max(0.0, end - time.monotonic())).items():
                 self._pay(letter, labels)
                 if self._asking.get(node) is posting:
@@ -118,8 +130,8 @@ class Roster:
         if other is not None and other != node:
             self._leave_out(node, client, f"node {other} is client {client} already; give each its partition-id")
             return
-        self._out.pop(node, None)
-        self._said.pop(node, None)
+        if self._out.pop(node, None) is not None and self._said.pop(node, None) is not None:
+            self.say(f"node {node} takes part again, as client {client}")
         self.nodes[client] = node
         self.rows[client] = head["rows"]
 
@@ -153,6 +165,13 @@ class Roster:
             self._met.discard(node)
             self._leave_out(node, client, why)
 
+    def release(self, client: int, node: int, why: str) -> None:
+        """A node let a deadline pass: do without it until it has said again who it is."""
+        if self.nodes.get(client) == node:
+            del self.nodes[client]
+            self._silent.add(node)
+            self._leave_out(node, client, f"{why}; it is asked again who it is")
+
     def missing(self, client: int) -> str:
         """Why a client has no node; if no node claims it, which nodes are connected and cannot be used."""
         own = [out.why for out in self._out.values() if out.client == client]
@@ -164,6 +183,14 @@ class Roster:
             return "its node is not connected"
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
         return ("" if own else "no node is this client: ") + "; ".join(found[:NAMED]) + more
+
+    def gather(self, wanted: int, seconds: float, label: str) -> None:
+        """Wait until so many clients are there, for without them a phase has failed before it begins."""
+        end = time.monotonic() + seconds
+        while len(self.nodes) < wanted and (left := end - time.monotonic()) > 0:
+            self.look(seconds, patience=min(1.0, left), label=label)
+            if not self._asking and len(self.nodes) < wanted:
+                time.sleep(min(1.0, left))
 
     def wait(self, wanted: int, seconds: float, deadline: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until so many clients are connected; when time is up, at least one must be."""

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import http_grid
 
 import fedge
 from fedge.deploy import client_app, serve
@@ -90,12 +91,39 @@ TAMPERING = {
 }
 
 
+def _held(folder: Path) -> None:
+    """A file `push-ROUND` lets the SuperLink be killed in the middle of that round's sending, once.
+
+    An object is stored, `pushing` says so and waits until somebody removes it; then the object is sent again, as Flower
+    does when the SuperLink died before it could confirm.
+    """
+    real, records = http_grid.push_objects, folder.parent / "run/rounds.jsonl"
+
+    def wanted() -> bool:
+        done = len(records.read_text().splitlines()) if records.exists() else 0
+        return (folder / f"push-{done + 1}").exists()
+
+    def push(objects: Any, push_object_fn: Any, **options: Any) -> None:
+        def unconfirmed(name: str, content: bytes) -> None:
+            push_object_fn(name, content)
+            for path in folder.glob("push-*") if wanted() else ():
+                path.rename(folder / "pushing")
+                while (folder / "pushing").exists():
+                    time.sleep(0.05)
+                push_object_fn(name, content)
+
+        real(objects, push_object_fn=unconfirmed, max_concurrent_pushes=1, **options)
+
+    http_grid.push_objects = push
+
+
 def server() -> ServerApp:
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
+        _held(Path(os.environ[FOLDER]))
         serve(
             grid,
             algorithm(),
