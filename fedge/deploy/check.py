@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -67,7 +68,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise CheckFailed(f"there is no key {path}: `fedge deploy keys` makes one per node") from None
     except OSError as error:
         raise CheckFailed(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CheckFailed(f"{path} is not a private key in OpenSSH form ({error}): give node-N.key, not .pub") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CheckFailed(f"{path} is not an elliptic-curve key: make it with `ssh-keygen -t ecdsa -b 384`")

@@ -143,10 +143,11 @@ class FlowerLink(MessageLink):
         return pack(head, blobs)
 
     def settings(self) -> dict[str, Any]:
-        return {"run": self._run}
+        return {"run": self._run, "keys": self.roster.identities.settings()}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         self._run = settings.get("run", self._run)
+        self.roster.restore(settings.get("keys", {}))
 
     def begin(self, rows: Iterable[Row]) -> None:
         super().begin(rows)

@@ -62,6 +62,7 @@ def run_local(
     """Start a fleet with one node per client, run the experiment on it, stop everything, and read what it left."""
     with fleet_folder() as work, Fleet(work, setup.federation.clients, options.say) as fleet:
         config = {"out": str(job.folder.resolve()), "resume": job.resume, "news": str(work)}
+        config |= {"keys": str(fleet.known_keys.folder)}
         limits = {"deadline": options.deadline, "min-replies": options.min_replies, "wait": options.wait}
         run = fleet.submit(write_app(work / "app", job.experiment), config | limits)
         news = follow(fleet, run, watch, stop, options.say)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
 from fedge.deploy.client import HELLO
 from fedge.deploy.envelope import pack, short, unpack
+from fedge.deploy.identity import Identities
 from fedge.deploy.post import Letter, Posting
 
 Say = Callable[[str], None]
@@ -42,9 +43,19 @@ class Roster:
     it is started again, maybe as another client: an identity ends when the node leaves, or says otherwise. Greetings
     are under way while rounds go on; a node that has answered by the next look takes part. A node that let a deadline
     pass is released: nothing is sent to it, and nobody waits for it, until it has said again who it is.
+
+    `keys` are the clients by fingerprint of their key (`read_keys`): no node can be another client than its key's.
     """
 
-    def __init__(self, grid: Grid, clients: int, labels: Iterable[str], say: Say = lambda line: None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        clients: int,
+        labels: Iterable[str],
+        say: Say = lambda line: None,
+        keys: Mapping[str, int] | None = None,
+    ) -> None:
+        self.identities = Identities(keys)
         self.grid, self.clients, self.labels, self.say = grid, clients, tuple(labels), say
         self.nodes: dict[int, int] = {}  # client -> node, of those that are connected
         self.rows: dict[int, dict[str, list[int]]] = {}  # client -> by label
@@ -64,7 +75,10 @@ class Roster:
         Waits `patience` seconds at most for answers (None: a moment, and only if there are new nodes). The bytes go to
         the algorithm that looks, by its `label` (None: to all of them).
         """
-        self._online = set(self.grid.get_node_ids())
+        nodes = list(self.grid.get_nodes())
+        self._online = {node.node_id for node in nodes}
+        for node in nodes:
+            self.identities.met(node.node_id, node.public_key)
         self._leave()
         labels = self.labels if label is None else (label,)
         known = {*self.nodes.values(), *self._asking}
@@ -116,7 +130,7 @@ class Roster:
 
     def _greeted(self, node: int, letter: Letter) -> None:
         if letter.content is None:
-            self._leave_out(node, None, letter.lost, "did not say who it is")
+            self._leave_out(node, self.identities.owner(node), letter.lost, "did not say who it is")
             return
         client = None
         try:
@@ -126,12 +140,16 @@ class Roster:
         except ValueError as error:
             self._leave_out(node, client, str(error))
             return
+        if (refusal := self.identities.refusal(node, client)) is not None:
+            self._leave_out(node, self.identities.owner(node), refusal)
+            return
         other = self.nodes.get(client)
         if other is not None and other != node:
             self._leave_out(node, client, f"node {other} is client {client} already; give each its partition-id")
             return
         if self._out.pop(node, None) is not None and self._said.pop(node, None) is not None:
             self.say(f"node {node} takes part again, as client {client}")
+        self.identities.accept(node, client)
         self.nodes[client] = node
         self.rows[client] = head["rows"]
 
@@ -164,6 +182,13 @@ class Roster:
             del self.nodes[client]
             self._met.discard(node)
             self._leave_out(node, client, why)
+
+    def restore(self, seen: Mapping[str, int]) -> None:
+        """Which keys were which clients before the server was started again; who contradicts that is asked again."""
+        self.identities.restore(seen)
+        for client, node in list(self.nodes.items()):
+            if (refusal := self.identities.refusal(node, client)) is not None:
+                self.expel(client, node, refusal)
 
     def release(self, client: int, node: int, why: str) -> None:
         """A node let a deadline pass: do without it until it has said again who it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def _loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("a sensor gave nothing")
     if NOW == "dies":
         os._exit(137)  # as the kernel ends it when memory is short
+    if NOW == "ended":
+        os.kill(os.getpid(), signal.SIGTERM)  # as a service manager, or whoever watches the memory, does first
+        time.sleep(3600)
     if NOW == "hangs":
         time.sleep(3600)
     return fedge.cross_entropy(logits, y)
