@@ -31,7 +31,7 @@ test-data: $(STAMP) ## check the loaders on the real files (where: make test-dat
 test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
-drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of five, one after another (under 25 minutes)
+drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of six, one after another (under 25 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.deploy.drill $(ARGS)
 
 check: $(STAMP) ## check formatting, lint and types

@@ -31,6 +31,7 @@ class Process:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                umask=0o077,  # databases and logs are nobody else's affair
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
 

@@ -146,6 +146,10 @@ def test_only_the_fleets_own_superexec_fetches_runs(fleet: Fleet) -> None:
         fetch_a_run(fleet.address, fleet.known_keys)
 
 
+def test_the_database_is_the_users_own(fleet: Fleet) -> None:
+    assert (fleet.folder / "superlink.db").stat().st_mode & 0o077 == 0
+
+
 def test_the_fleet_has_no_key_of_its_ca(fleet: Fleet) -> None:
     assert not fleet.known_keys.ca_key.exists()
 
