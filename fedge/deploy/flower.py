@@ -110,6 +110,8 @@ class FlowerLink(MessageLink):
         for node, letter in letters.items():
             if letter.silent:
                 self.roster.release(clients[node], node, f"{letter.lost} {when}")
+            elif letter.content is not None:
+                self.roster.silence.answered(node)
 
     def notes(self) -> dict[str, Any]:
         """What went wrong in this round without being a client's fault, for its record."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import httpx
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import allow, short, wire_bytes
@@ -40,7 +41,7 @@ class Letter(NamedTuple):
     lost: str
     down: int
     up: int
-    silent: bool = False  # it had its time, and nothing came
+    silent: bool = False  # it had its time and nothing came, or its app died
 
 
 class Posting:
@@ -161,5 +162,6 @@ def _push(grid: Grid, messages: list[Message]) -> list[str]:
 def _letter(reply: Message, down: int) -> Letter:
     up = wire_bytes(reply)
     if reply.has_error():
-        return Letter(None, f"Flower says: {short(reply.error.reason)} (code {reply.error.code})", down, up)
+        words = f"Flower says: {short(reply.error.reason)} (code {reply.error.code})"
+        return Letter(None, words, down, up, silent=reply.error.code == ErrorCode.CLIENT_APP_CRASHED)
     return Letter(reply.content, "", down, up)

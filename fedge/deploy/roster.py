@@ -12,6 +12,7 @@ from fedge.deploy.client import HELLO
 from fedge.deploy.envelope import pack, short, unpack
 from fedge.deploy.identity import Identities
 from fedge.deploy.post import Letter, Posting
+from fedge.deploy.silence import Silence
 
 Say = Callable[[str], None]
 GREETING = 60.0  # seconds for a node to say who it is: it starts a process and loads its examples
@@ -42,7 +43,7 @@ class Roster:
     Nodes come and go: every look asks those that are new, and knows who is connected now. Flower keeps a node's id when
     it is started again, maybe as another client: an identity ends when the node leaves, or says otherwise. Greetings
     are under way while rounds go on; a node that has answered by the next look takes part. A node that let a deadline
-    pass is released: nothing is sent to it, and nobody waits for it, until it has said again who it is.
+    pass is released: nothing is sent to it, and nobody waits for it, until it has said again who it is (`Silence`).
 
     `keys` are the clients by fingerprint of their key (`read_keys`): no node can be another client than its key's.
     """
@@ -64,7 +65,7 @@ class Roster:
         self._asking: dict[int, Posting] = {}  # node -> its greeting that is under way
         self._met: set[int] = set()  # nodes that have been asked
         self._out: dict[int, Out] = {}
-        self._silent: set[int] = set()  # nodes that let a deadline pass and were not asked since
+        self.silence = Silence()
         self._said: dict[int, str] = {}
 
     def look(
@@ -82,21 +83,22 @@ class Roster:
         self._leave()
         labels = self.labels if label is None else (label,)
         known = {*self.nodes.values(), *self._asking}
-        ask = sorted(node for node in self._online - known if again or node not in self._out)
-        new = not self._met.issuperset(ask)
-        silent, self._silent = [node for node in ask if node in self._silent], set[int]()
-        self._greet([node for node in ask if node not in silent], deadline)
-        if silent:
-            self._hear(min(PROBE, deadline), labels, [self._greet(silent, deadline)])
-        self._hear((GRACE if new else 0.0) if patience is None else patience, labels)
+        known |= self.silence.resting()
+        ask = {node for node in self._online - known if again or node not in self._out}
+        if patience is None:
+            self.silence.round()
+        new, fresh = not self._met.issuperset(ask), ask & self.silence.fresh()
+        if ask - fresh:
+            self._greet(ask - fresh, deadline)
+        if fresh:
+            self._hear(min(PROBE, deadline), labels, [self._greet(fresh, deadline)])
+        self._hear((GRACE if new else 0.0) if patience is None else patience, labels, self._asking.values())
 
-    def _greet(self, nodes: list[int], deadline: float) -> Posting | None:
-        if not nodes:
-            return None
-        contents = dict.fromkeys(nodes, pack({"labels": list(self.labels)}))
+    def _greet(self, nodes: set[int], deadline: float) -> Posting:
+        contents = dict.fromkeys(sorted(nodes), pack({"labels": list(self.labels)}))
         posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
         self._asking |= dict.fromkeys(nodes, posting)
-        self._met |= set(nodes)
+        self._met |= nodes
         return posting
 
     def _leave(self) -> None:
@@ -105,12 +107,11 @@ class Roster:
         self._asking = {node: posting for node, posting in self._asking.items() if node in self._online}
         self._out = {node: out for node, out in self._out.items() if node in self._online}
         self._met &= self._online
-        self._silent &= self._online
+        self.silence.leave(self._online)
 
-    def _hear(self, patience: float, labels: tuple[str, ...], postings: Iterable[Posting | None] | None = None) -> None:
+    def _hear(self, patience: float, labels: tuple[str, ...], postings: Iterable[Posting]) -> None:
         end = time.monotonic() + patience
-        for posting in list(dict.fromkeys(self._asking.values())) if postings is None else postings:
-            assert posting is not None
+        for posting in list(dict.fromkeys(postings)):
             for node, letter in posting.take(max(0.0, end - time.monotonic())).items():
                 self._pay(letter, labels)
                 if self._asking.get(node) is posting:
@@ -194,8 +195,7 @@ class Roster:
         """A node let a deadline pass: do without it until it has said again who it is."""
         if self.nodes.get(client) == node:
             del self.nodes[client]
-            self._silent.add(node)
-            self._leave_out(node, client, f"{why}; it is asked again who it is")
+            self._leave_out(node, client, f"{why}; {self.silence.note(node)}")
 
     def missing(self, client: int) -> str:
         """Why a client has no node; if no node claims it, which nodes are connected and cannot be used."""
@@ -212,6 +212,8 @@ class Roster:
     def gather(self, wanted: int, seconds: float, label: str) -> None:
         """Wait until so many clients are there, for without them a phase has failed before it begins."""
         end = time.monotonic() + seconds
+        if len(self.nodes) < wanted:
+            self.silence.wake()
         while len(self.nodes) < wanted and (left := end - time.monotonic()) > 0:
             self.look(seconds, patience=min(1.0, left), label=label)
             if not self._asking and len(self.nodes) < wanted:

@@ -99,7 +99,7 @@ def trained(link: Any, algorithm: Any, rounds: int = 2) -> fedge.Run:
 @pytest.mark.parametrize("name", cases(EACH_ONCE))
 def test_it_agrees_with_the_loopback_link(name: str) -> None:
     algorithm = algorithms()[name]
-    over = trained(link_to(Yard(client_app(algorithm, load)), algorithm), algorithm)
+    over = trained(link_to(Yard(client_app(algorithm, load)), algorithm, deadline=60.0), algorithm)
     back = trained(Loopback(algorithm, FEDERATION), algorithm)
     assert close(over.params, back.params) == 0
     assert over.ledger.rows == back.ledger.rows

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
 
 import fedge
 from fedge.deploy import client_app
@@ -60,6 +63,40 @@ def test_a_node_that_was_slow_once_takes_part_in_the_next_round() -> None:
     yard.faults[NODE] = lambda reply: yard.faults.pop(NODE) and None
     run = more(link, rounds=2)
     assert [len(dropped) for dropped in rounds_of(run)] == [1, 0]
+
+
+def test_a_node_that_is_silent_time_and_again_is_left_alone_for_longer_and_longer() -> None:
+    """It says who it is and never does its work: as a device without enough memory."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=0.5)
+    silent = [True]
+    yard.faults[NODE] = lambda reply: None if silent[0] and "seconds" in unpack(reply.content)[0] else reply
+    run = more(link, rounds=20)
+    reasons = [drop["reason"] for (drop,) in rounds_of(run)]
+    asked = [number for number, reason in enumerate(reasons, 1) if reason == "no answer within 0.5 s"]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert asked[:2] == [1, 2], "once is nothing"
+    assert all(2**k <= gap <= 2**k + 1 for k, gap in enumerate(gaps))  # a greeting may be heard a round later
+    assert len(asked) >= 4
+    assert reasons[2].endswith("in round 2; silent 2 times in a row, it is asked again after 1 round")
+    silent[0] = False
+    run = more(link, run, rounds=18)
+    assert rounds_of(run)[-1] == []
+
+
+def test_an_app_that_died_is_taken_for_silence() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    said: list[str] = []
+    link = link_to(yard, ALGORITHM, said)
+
+    def crashed(reply: Message) -> Message:
+        yard.faults.pop(NODE)
+        return make_message(reply.metadata, error=Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding."))
+
+    yard.faults[NODE] = crashed
+    run = more(link, rounds=2)
+    assert [len(dropped) for dropped in rounds_of(run)] == [1, 0]
+    assert said[-1] == f"node {NODE} takes part again, as client {CLIENT}"
 
 
 def test_when_nobody_answered_the_next_round_waits_for_them() -> None:
