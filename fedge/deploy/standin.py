@@ -35,7 +35,8 @@ os.execv({real!r}, [{real!r}, *words])
 
 def install(folder: Path, log: Path) -> Path:
     """Write the program, and return the folder to put on the PATH."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for one in (folder, log.parent):
+        one.mkdir(parents=True, exist_ok=True, mode=0o700)
     program, real = folder / PROGRAM, Path(sys.executable).parent / PROGRAM
     program.write_text(TEXT.format(python=sys.executable, log=str(log), real=str(real)))
     program.chmod(0o700)
