@@ -28,10 +28,10 @@ test-all: $(STAMP) ## run the tests with every algorithm in every common test (a
 test-data: $(STAMP) ## check the loaders on the real files (where: make test-data FEDGE_DATA=FOLDER)
 	$(if $(FEDGE_DATA),FEDGE_DATA='$(FEDGE_DATA)') $(BIN)/python -m pytest tests/real_data.py $(ARGS)
 
-test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine (under 8 minutes)
+test-deploy: $(FLOWER) ## run the tests of deployments, with real servers and TLS on this machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
-drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of five, one after another (under 25 minutes)
+drill: $(FLOWER) ## kill, poison and restart the parts of a fleet of six, one after another (12 minutes on two busy cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.deploy.drill $(ARGS)
 
 check: $(STAMP) ## check formatting, lint and types

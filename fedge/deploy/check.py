@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fedge.deploy.envelope import short
 from fedge.deploy.tls import CheckFailed, handshake, reach, speaks_http, speaks_tls, split
 
 HEARTBEAT = 30.0  # seconds, as Flower's own nodes announce
 ONLINE = "online"
+UNREADABLE = (ValueError, RuntimeError)  # what Flower's clients make of an answer that is none
 
 
 def check(address: str, ca: Path | None, key: Path | None) -> Iterator[str]:
@@ -32,6 +35,7 @@ def check(address: str, ca: Path | None, key: Path | None) -> Iterator[str]:
     else:
         end = handshake(host, port, ca)
         yield f"it speaks TLS, with a certificate of {ca} that is valid until {end}"
+    _superlink(address, ca)
     if key is not None:
         private = read_key(key)
         if _lets_anybody_in(address, ca):
@@ -46,6 +50,40 @@ def check(address: str, ca: Path | None, key: Path | None) -> Iterator[str]:
             "note: the Control API can be reached from here; whoever reaches it can start runs. On a device it must "
             "not be: let the proxy pass /v1/fleet/ alone"
         )
+
+
+def _superlink(address: str, ca: Path | None) -> None:
+    """A SuperLink refuses the key of a stranger in its own way; anything else that answers is something else."""
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    with _fleet(address, ca, key) as (client, public):
+        try:
+            client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT))
+            found = "HTTP 200"
+        except httpx.HTTPStatusError as error:
+            code = error.response.status_code
+            if code in (httpx.codes.PRECONDITION_FAILED, httpx.codes.UNAUTHORIZED):
+                return
+            found = f"HTTP {code}"
+        except (httpx.HTTPError, *UNREADABLE) as error:
+            found = short(error)
+    raise CheckFailed(
+        f"{address} answers, but not as a SuperLink does ({found}): it is another program, or no SuperLink of Flower "
+        "1.41 or later, or a proxy hides /v1/fleet/"
+    )
+
+
+@contextlib.contextmanager
+def _fleet(address: str, ca: Path | None, key: ec.EllipticCurvePrivateKey) -> Iterator[tuple[Any, bytes]]:
+    """Flower's client to the Fleet API that signs with this key, and the public key as Flower sends it."""
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    signer = NodeAuthHttpInterceptor(key, key.public_key())
+    with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[signer]) as client:
+        yield client, public_key_to_bytes(key.public_key())
 
 
 def _plain(host: str, port: int, key: Path | None) -> None:
@@ -67,7 +105,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise CheckFailed(f"there is no key {path}: `fedge deploy keys` makes one per node") from None
     except OSError as error:
         raise CheckFailed(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CheckFailed(f"{path} is not a private key in OpenSSH form ({error}): give node-N.key, not .pub") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CheckFailed(f"{path} is not an elliptic-curve key: make it with `ssh-keygen -t ecdsa -b 384`")
@@ -80,16 +118,11 @@ def _lets_anybody_in(address: str, ca: Path | None) -> bool:
     A key made for this test: Flower never accepts a key again after it was withdrawn.
     """
     from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    key = ec.generate_private_key(ec.SECP384R1())
-    signer, public = NodeAuthHttpInterceptor(key, key.public_key()), public_key_to_bytes(key.public_key())
-    with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[signer]) as client:
+    with _fleet(address, ca, ec.generate_private_key(ec.SECP384R1())) as (client, public):
         try:
             found = client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
-        except httpx.HTTPError:  # refused, as it should be; other problems show with the node's own key
+        except (httpx.HTTPError, *UNREADABLE):  # refused, as it should be; other problems show with the node's own key
             return False
         with contextlib.suppress(httpx.HTTPError):
             client.UnregisterNode(UnregisterNodeFleetRequest(node_id=found.node_id))
@@ -99,19 +132,14 @@ def _lets_anybody_in(address: str, ca: Path | None) -> bool:
 def _announce(address: str, ca: Path | None, private: ec.EllipticCurvePrivateKey, path: Path) -> int:
     """Activate the node and deactivate it again; returns its id."""
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    public = public_key_to_bytes(private.public_key())
-    signer = NodeAuthHttpInterceptor(private, private.public_key())
-    with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[signer]) as client:
+    with _fleet(address, ca, private) as (client, public):
         try:
             found = client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT))
         except httpx.HTTPStatusError as error:
             raise CheckFailed(_refused(address, ca, public, path, error)) from None
-        except httpx.HTTPError as error:
-            raise CheckFailed(f"{address} does not answer as a SuperLink does: {error}") from None
+        except (httpx.HTTPError, *UNREADABLE) as error:
+            raise CheckFailed(f"{address} does not answer as a SuperLink does: {short(error)}") from None
         client.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
         return int(found.node_id)
 
@@ -123,7 +151,7 @@ def _refused(address: str, ca: Path | None, public: bytes, path: Path, error: ht
     if code == httpx.codes.NOT_FOUND:
         return f"{address} has no Fleet API: it is no SuperLink of Flower 1.41 or later, or a proxy hides /v1/fleet/"
     if code != httpx.codes.PRECONDITION_FAILED:
-        return f"the SuperLink refuses this node: HTTP {code}, {error.response.text[:200]}"
+        return f"the SuperLink refuses this node: HTTP {code}, {short(error.response.text)[:200]}"
     unregistered = (
         f"the SuperLink does not know the key {path}: on the server's machine, "
         f"`flwr supernode register {path.name}.pub`"
@@ -146,7 +174,7 @@ def _nodes(address: str, ca: Path | None) -> dict[bytes, str] | None:
     try:
         with ControlHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[]) as client:
             found: Any = client.ListNodes(ListNodesRequest())
-    except (httpx.HTTPError, RuntimeError):
+    except (httpx.HTTPError, *UNREADABLE):
         return None
     return {node.public_key: node.status for node in found.nodes_info}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -70,15 +72,43 @@ def _answering(handler: Handler) -> Callable[[Message, Context], Message]:
 
         limit = max(allowed(message) / 2, PATIENCE * allowed(message) - TRAVEL)
         thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(limit)
+        why = f"the work took longer than {limit:.3g} s"
+        try:
+            with _told_to_end():
+                thread.start()
+                thread.join(limit)
+        except Ended:
+            why = "the app was told to end (SIGTERM): is the device short of memory, or shutting down?"
         if not outcome:
-            late = {"error": f"the work took longer than {limit:.3g} s"}
-            return Message(pack(late | _who(context)), reply_to=message)
+            return Message(pack({"error": why} | _who(context)), reply_to=message)
         context.state = draft.state
         return Message(outcome[0], reply_to=message)
 
     return answer
+
+
+class Ended(BaseException):
+    """This process was told to end."""
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM raises `Ended`: Flower's handler ends the app without an answer, for which its SuperNode waits for ever.
+
+    In a simulation the app is not in the main thread, where signals are handled.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise Ended
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _line(error: BaseException) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from fedge.deploy import standin
 from fedge.deploy.keys import Keys, make_keys, write_secret
-from fedge.deploy.process import Process, free_port, listens, stop_all, undisturbed
+from fedge.deploy.process import Process, free_port, last_words, listens, stop_all, undisturbed
 from fedge.deploy.tls import shows_certificate_of
 from fedge.deploy.warm import install
 
@@ -29,6 +30,7 @@ QUIET = {
 }
 PATIENCE = 120.0  # seconds for one command of Flower's
 NAME = "fleet"  # of the connection, in Flower's configuration
+SERVER = "serverapp"  # what its log is called: it is not a process of ours, the SuperExec starts it
 
 
 class FleetError(RuntimeError):
@@ -104,6 +106,7 @@ class Fleet:
         self._spawn("warm", [sys.executable, "-m", "fedge.deploy.warm", str(self.folder / "warm")])
 
     def start_superexec(self) -> None:
+        standin.install(self.folder / "programs", self._log(SERVER))
         command = ["flower-superexec", "--runtime-api-address", self.address]
         self._spawn("superexec", [*command, "--root-certificates", str(self.known_keys.ca), *self._secret_file()])
 
@@ -199,19 +202,26 @@ class Fleet:
     def _spawn(self, name: str, command: list[str]) -> None:
         if name in self.processes:  # what a killed one left running
             stop_all([self.processes.pop(name)], 0)
+        program = command[0] if Path(command[0]).is_absolute() else _program(command[0])
+        self.processes[name] = Process(name, [program, *command[1:]], self._env(name), self._log(name))
+
+    def _log(self, name: str) -> Path:
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
-        program = command[0] if Path(command[0]).is_absolute() else _program(command[0])
-        self.processes[name] = Process(name, [program, *command[1:]], self._env(name), log)
+        return log
+
+    def last_words(self, name: str) -> str:
+        """The end of what a part, or the server app, wrote."""
+        return last_words(self._log(name))
 
     def _env(self, name: str) -> dict[str, str]:
         """Each part has its own Flower home: nodes unpack the app at the same time."""
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        folders = [str(self.folder / "warm"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        path = os.pathsep.join(folders)
-        ours = {"FLWR_HOME": str(home), "PATH": path}
-        return {"OMP_NUM_THREADS": "1"} | os.environ | QUIET | dict(self.environment) | ours
+        ours = [self.folder / "warm", self.folder / "programs", Path(sys.executable).parent]
+        path = os.pathsep.join([*map(str, ours), os.environ.get("PATH", "")])
+        own = {"FLWR_HOME": str(home), "PATH": path}
+        return {"OMP_NUM_THREADS": "1"} | os.environ | QUIET | dict(self.environment) | own
 
     def _write_connection(self) -> None:
         home = self.folder / "homes" / "operator"

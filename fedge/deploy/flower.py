@@ -105,11 +105,20 @@ class FlowerLink(MessageLink):
         nodes = {client: self.roster.node(client) for client in requests}
         there = {node: client for client, node in nodes.items() if node is not None}
         contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
-        letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round))
+        most = {node: self.most[client] for node, client in there.items()}
+        letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
         mail = {there[node]: self._opened(there[node], node, letter) for node, letter in letters.items()}
+        self._release(letters, there, f"in round {at.round}")
         self._clock(at, time.perf_counter() - begin, letters)
         absent = {client: Mail({}, self.roster.missing(client), 0, 0) for client in requests if client not in mail}
         return {client: (mail | absent)[client] for client in requests}
+
+    def _release(self, letters: dict[int, Letter], clients: dict[int, int], when: str) -> None:
+        for node, letter in letters.items():
+            if letter.silent:
+                self.roster.release(clients[node], node, f"{letter.lost} {when}")
+            elif letter.content is not None:
+                self.roster.silence.answered(node)
 
     def notes(self) -> dict[str, Any]:
         """What went wrong in this round without being a client's fault, for its record."""
@@ -128,6 +137,7 @@ class FlowerLink(MessageLink):
     def _meet(self) -> None:
         """Nodes may have joined since the last round; they say which rows they hold."""
         self.roster.look(self.deadline, label=self.label)
+        self.roster.gather(self.min_replies, self.deadline, self.label)
         for client, rows in self.roster.rows.items():
             self.directory.told(client, rows[self.label])
 
@@ -142,10 +152,11 @@ class FlowerLink(MessageLink):
         return pack(head, blobs)
 
     def settings(self) -> dict[str, Any]:
-        return {"run": self._run}
+        return {"run": self._run, "keys": self.roster.identities.settings()}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         self._run = settings.get("run", self._run)
+        self.roster.restore(settings.get("keys", {}))
 
     def begin(self, rows: Iterable[Row]) -> None:
         super().begin(rows)
@@ -194,6 +205,7 @@ class FlowerLink(MessageLink):
         self._owed = set(range(self.pool.clients))
         for node, letter in letters.items():
             self._opened(clients[node], node, letter)
+        self._release(letters, clients, "when it was sent examples")
         down, up = (sum(getattr(letter, way) for letter in letters.values()) for way in ("down", "up"))
         self.ledger.add(replace(row, wire_down=down, wire_up=up))
         self._greeted(-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from cryptography.x509.oid import NameOID
 
 from fedge.checks import at_least_one
 
-DAYS = 365
+DAYS, MOST_DAYS = 365, 36_500
+LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # of a host name, between its dots
 
 
 class KeysError(ValueError):
@@ -66,6 +68,8 @@ def make_keys(
     keys = Keys(Path(folder), nodes)
     at_least_one("nodes", nodes)
     at_least_one("days", days)
+    if days > MOST_DAYS:
+        raise KeysError(f"days is {days}, it must be at most {MOST_DAYS}, a hundred years: make new keys before")
     names = [_name(host) for host in hosts]
     if not names:
         raise KeysError("no host was given: name the address or the host name under which nodes reach the SuperLink")
@@ -100,11 +104,21 @@ def _name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if not host or not all(part and part.replace("-", "a").isalnum() for part in host.split(".")):
+    if not host.isascii() and (plain := _ascii(host)) is not None:
+        raise KeysError(f"host is {host!r}, it must be as certificates spell it: --host {plain}")
+    if len(host) > 253 or not all(LABEL.fullmatch(part) for part in host.split(".")):
         raise KeysError(
             f"host is {host!r}, it must be an address such as 192.0.2.7 or a name such as fleet.example.org"
         )
     return x509.DNSName(host)
+
+
+def _ascii(host: str) -> str | None:
+    """An international name as it is written in ASCII (IDNA 2003, which is what Python has)."""
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:
+        return None
 
 
 def _ca(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedge.deploy.bundle import write_app
 from fedge.deploy.events import STOP, Reader
-from fedge.deploy.fleet import Fleet, FleetError
+from fedge.deploy.fleet import SERVER, Fleet, FleetError
 from fedge.deploy.folder import fleet_folder
 from fedge.engine import Ledger, Row
 from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
@@ -62,6 +62,7 @@ def run_local(
     """Start a fleet with one node per client, run the experiment on it, stop everything, and read what it left."""
     with fleet_folder() as work, Fleet(work, setup.federation.clients, options.say) as fleet:
         config = {"out": str(job.folder.resolve()), "resume": job.resume, "news": str(work)}
+        config |= {"keys": str(fleet.known_keys.folder)}
         limits = {"deadline": options.deadline, "min-replies": options.min_replies, "wait": options.wait}
         run = fleet.submit(write_app(work / "app", job.experiment), config | limits)
         news = follow(fleet, run, watch, stop, options.say)
@@ -84,7 +85,8 @@ def follow(
             status, missed = _asked(fleet, run, missed)
             heard = time.monotonic()
             if status.startswith("finished") and not _late_news(reader, watch, news, say):
-                raise FleetError(f"the server app ended without a message ({status}): go on with --resume")
+                words = fleet.last_words(SERVER) or "it wrote nothing"
+                raise FleetError(f"the server app ended without a message ({status}): {words}; go on with --resume")
         time.sleep(0.2)
     if news.error is not None:
         raise FleetError(news.error)

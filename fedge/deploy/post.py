@@ -2,25 +2,36 @@
 
 `Grid.send_and_receive` is a push and then a pull of all answers every three seconds. These are the same two calls of
 Flower's grid with a shorter pause, and one pull per node, each in a thread: pulling an answer that a dying node left
-half uploaded blocks for minutes, which must not cost the other nodes their answers.
+half uploaded blocks for minutes, which must not cost the other nodes their answers. Nor must an answer that Flower
+cannot put together, or that is too large: whatever goes wrong with one answer is its node's loss, and what goes wrong
+with the grid itself is raised.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import httpx
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedge.deploy.envelope import allow, wire_bytes
+from fedge.deploy.envelope import allow, short, wire_bytes
+from fedge.deploy.scale import TooHeavy, pull
 
+log = logging.getLogger(__name__)
 PAUSE = 0.2  # seconds between two looks for an answer
 AT_ONCE = 16  # nodes up to which that holds; with more of them, each is looked at less often
 KEPT = 2  # deadlines for which Flower keeps a message: the first may be spent on sending it
+AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before messages are handed over again that were not taken
+FRAME = 1 << 20  # bytes of an answer beside its uploads: its head, and what Flower adds
+GRID = (httpx.TransportError, OSError)  # of these no device is the cause
 
 
 class Letter(NamedTuple):
@@ -30,6 +41,7 @@ class Letter(NamedTuple):
     lost: str
     down: int
     up: int
+    silent: bool = False  # it had its time and nothing came, or its app died
 
 
 class Posting:
@@ -40,7 +52,14 @@ class Posting:
     """
 
     def __init__(
-        self, grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
+        self,
+        grid: Grid,
+        kind: str,
+        contents: dict[int, RecordDict],
+        *,
+        deadline: float,
+        group: str = "",
+        most: Mapping[int, int] | None = None,
     ) -> None:
         messages = {
             node: Message(
@@ -48,13 +67,13 @@ class Posting:
             )
             for node, content in contents.items()
         }
-        self.grid, self.deadline = grid, deadline
+        self.grid, self.deadline, self._most = grid, deadline, most or {}  # node -> bytes of its uploads
         self._down = {node: wire_bytes(message) for node, message in messages.items()}
-        sent = zip(grid.push_messages(list(messages.values())), messages, strict=False)
+        sent = zip(_push(grid, list(messages.values())), messages, strict=False)
         self._end = time.monotonic() + deadline
         self._waiting = {node: message for message, node in sent if message}
         self._refused = messages.keys() - self._waiting.keys()
-        self._box: queue.Queue[tuple[int, Message | Exception]] = queue.Queue()
+        self._box: queue.Queue[tuple[int, Letter | BaseException]] = queue.Queue()
         self._pause = PAUSE * max(1.0, len(self._waiting) / AT_ONCE)
         for node, name in self._waiting.items():
             threading.Thread(target=self._fetch, args=(node, name), daemon=True).start()
@@ -62,14 +81,27 @@ class Posting:
     def _fetch(self, node: int, message: str) -> None:
         try:
             while True:
-                for reply in self.grid.pull_messages([message]):
-                    self._box.put((node, reply))
+                for reply in pull(self.grid, message, self._most.get(node, 0) + FRAME, self._end):
+                    self._box.put((node, _letter(reply, self._down[node])))
                     return
                 if time.monotonic() >= self._end:
                     return
                 time.sleep(self._pause)
-        except Exception as error:
-            self._box.put((node, error))
+        except BaseException as error:  # Flower's "this run was stopped" is no Exception
+            self._box.put((node, self._spoilt(node, error)))
+
+    def _spoilt(self, node: int, error: BaseException) -> Letter | BaseException:
+        """An answer that cannot be had, unless the grid itself does not work any more: that is everybody's."""
+        if not isinstance(error, Exception) or (isinstance(error, GRID) and not isinstance(error, TimeoutError)):
+            return error
+        try:
+            self.grid.get_node_ids()
+        except BaseException:
+            return error
+        if isinstance(error, TooHeavy):
+            return Letter(None, str(error), self._down[node], error.weight)
+        what = short(f"{type(error).__name__}: {error}")
+        return Letter(None, f"the message cannot be read: {what}", self._down[node], 0)
 
     def take(self, seconds: float) -> dict[int, Letter]:
         """What came since the last look, by node; waits at most so long, in total.
@@ -85,26 +117,51 @@ class Posting:
                 node, answer = self._box.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             del self._waiting[node]
-            found[node] = _letter(answer, self._down[node])
+            found[node] = answer
         if time.monotonic() >= self._end:
             lost = f"no answer within {self.deadline:g} s"
-            found |= {node: Letter(None, lost, self._down[node], 0) for node in self._waiting}
+            found |= {node: Letter(None, lost, self._down[node], 0, silent=True) for node in self._waiting}
             self._waiting = {}
         return dict(sorted(found.items()))
 
 
 def send(
-    grid: Grid, kind: str, contents: dict[int, RecordDict], *, deadline: float, group: str = ""
+    grid: Grid,
+    kind: str,
+    contents: dict[int, RecordDict],
+    *,
+    deadline: float,
+    group: str = "",
+    most: Mapping[int, int] | None = None,
 ) -> dict[int, Letter]:
-    """One message per node; every node is in the result, as lost if it has not answered in time."""
-    return Posting(grid, kind, contents, deadline=deadline, group=group).take(math.inf)
+    """One message per node; every node is in the result, as lost if it has not answered in time.
+
+    `most` is how many bytes the uploads of a node may have; without it an answer is a head alone.
+    """
+    return Posting(grid, kind, contents, deadline=deadline, group=group, most=most).take(math.inf)
+
+
+def _push(grid: Grid, messages: list[Message]) -> list[str]:
+    """Hand messages to the SuperLink, again if need be.
+
+    One that was killed while it took them has some of their objects, and refuses those that it got without saying so;
+    a message that it knows already it takes for the same, and asks only for what is missing.
+    """
+    for pause in AGAIN:
+        try:
+            return list(grid.push_messages(messages))
+        except Exception as error:
+            log.warning("the messages had to be sent again: %s", short(f"{type(error).__name__}: {error}"))
+            time.sleep(pause)
+    return list(grid.push_messages(messages))
 
 
 def _letter(reply: Message, down: int) -> Letter:
     up = wire_bytes(reply)
     if reply.has_error():
-        return Letter(None, f"Flower says: {reply.error.reason} (code {reply.error.code})", down, up)
+        words = f"Flower says: {short(reply.error.reason)} (code {reply.error.code})"
+        return Letter(None, words, down, up, silent=reply.error.code == ErrorCode.CLIENT_APP_CRASHED)
     return Letter(reply.content, "", down, up)

@@ -31,6 +31,7 @@ class Process:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                umask=0o077,  # databases and logs are nobody else's affair
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
 
@@ -68,8 +69,13 @@ class Process:
 
     def last_words(self) -> str:
         """The end of its output, in one line."""
-        text = self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
-        return " ".join(text.split())[-400:]
+        return last_words(self.log)
+
+
+def last_words(log: Path) -> str:
+    """The end of a log, in one line."""
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    return " ".join(text.split())[-400:]
 
 
 def stop_all(processes: Sequence[Process], patience: float = 8.0) -> None:

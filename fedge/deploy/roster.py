@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
 from fedge.deploy.client import HELLO
 from fedge.deploy.envelope import pack, short, unpack
+from fedge.deploy.identity import Identities
 from fedge.deploy.post import Letter, Posting
+from fedge.deploy.silence import Silence
 
 Say = Callable[[str], None]
 GREETING = 60.0  # seconds for a node to say who it is: it starts a process and loads its examples
 GRACE = 0.2  # seconds that a round waits for nodes that it sees for the first time
+PROBE = 20.0  # seconds that a round waits, once, for nodes that did not answer in the last one
 AGAIN = 10.0  # seconds after which, before the start, a node that cannot be used is asked again
 NAMED = 3  # nodes of which a reason speaks at most
 
@@ -39,7 +42,10 @@ class Roster:
 
     Nodes come and go: every look asks those that are new, and knows who is connected now. Flower keeps a node's id when
     it is started again, maybe as another client: an identity ends when the node leaves, or says otherwise. Greetings
-    are under way while rounds go on; a node that has answered by the next look takes part.
+    are under way while rounds go on; a node that has answered by the next look takes part. A node that let a deadline
+    pass is released: nothing is sent to it, and nobody waits for it, until it has said again who it is (`Silence`).
+
+    `keys` are the clients by fingerprint of their key (`read_keys`): no node can be another client than its key's.
     """
 
     def __init__(
@@ -49,7 +55,9 @@ class Roster:
         labels: Iterable[str],
         say: Say = lambda line: None,
         sizes: Sequence[int] | None = None,
+        keys: Mapping[str, int] | None = None,
     ) -> None:
+        self.identities = Identities(keys)
         self.grid, self.clients, self.labels, self.say = grid, clients, tuple(labels), say
         self.nodes: dict[int, int] = {}  # client -> node, of those that are connected
         self.rows: dict[int, dict[str, list[int]]] = {}  # client -> by label
@@ -60,6 +68,7 @@ class Roster:
         self._asking: dict[int, Posting] = {}  # node -> its greeting that is under way
         self._met: set[int] = set()  # nodes that have been asked
         self._out: dict[int, Out] = {}
+        self.silence = Silence()
         self._said: dict[int, str] = {}
 
     def look(
@@ -70,19 +79,30 @@ class Roster:
         Waits `patience` seconds at most for answers (None: a moment, and only if there are new nodes). The bytes go to
         the algorithm that looks, by its `label` (None: to all of them).
         """
-        self._online = set(self.grid.get_node_ids())
+        nodes = list(self.grid.get_nodes())
+        self._online = {node.node_id for node in nodes}
+        for node in nodes:
+            self.identities.met(node.node_id, node.public_key)
         self._leave()
+        labels = self.labels if label is None else (label,)
         known = {*self.nodes.values(), *self._asking}
-        ask = sorted(node for node in self._online - known if again or node not in self._out)
-        new = not self._met.issuperset(ask)
-        if ask:
-            contents = dict.fromkeys(ask, pack({"labels": list(self.labels)}))
-            posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
-            self._asking |= dict.fromkeys(ask, posting)
-            self._met |= set(ask)
-        self._hear(
-            (GRACE if new else 0.0) if patience is None else patience, self.labels if label is None else (label,)
-        )
+        known |= self.silence.resting()
+        ask = {node for node in self._online - known if again or node not in self._out}
+        if patience is None:
+            self.silence.round()
+        new, fresh = not self._met.issuperset(ask), ask & self.silence.fresh()
+        if ask - fresh:
+            self._greet(ask - fresh, deadline)
+        if fresh:
+            self._hear(min(PROBE, deadline), labels, [self._greet(fresh, deadline)])
+        self._hear((GRACE if new else 0.0) if patience is None else patience, labels, self._asking.values())
+
+    def _greet(self, nodes: set[int], deadline: float) -> Posting:
+        contents = dict.fromkeys(sorted(nodes), pack({"labels": list(self.labels)}))
+        posting = Posting(self.grid, HELLO, contents, deadline=min(GREETING, deadline))
+        self._asking |= dict.fromkeys(nodes, posting)
+        self._met |= nodes
+        return posting
 
     def _leave(self) -> None:
         """Forget all about nodes that are gone."""
@@ -90,10 +110,11 @@ class Roster:
         self._asking = {node: posting for node, posting in self._asking.items() if node in self._online}
         self._out = {node: out for node, out in self._out.items() if node in self._online}
         self._met &= self._online
+        self.silence.leave(self._online)
 
-    def _hear(self, patience: float, labels: tuple[str, ...]) -> None:
+    def _hear(self, patience: float, labels: tuple[str, ...], postings: Iterable[Posting]) -> None:
         end = time.monotonic() + patience
-        for posting in list(dict.fromkeys(self._asking.values())):
+        for posting in list(dict.fromkeys(postings)):
             for node, letter in posting.take(max(0.0, end - time.monotonic())).items():
                 self._pay(letter, labels)
                 if self._asking.get(node) is posting:
@@ -113,7 +134,7 @@ class Roster:
 
     def _greeted(self, node: int, letter: Letter) -> None:
         if letter.content is None:
-            self._leave_out(node, None, letter.lost, "did not say who it is")
+            self._leave_out(node, self.identities.owner(node), letter.lost, "did not say who it is")
             return
         client = None
         try:
@@ -123,12 +144,16 @@ class Roster:
         except ValueError as error:
             self._leave_out(node, client, str(error))
             return
+        if (refusal := self.identities.refusal(node, client)) is not None:
+            self._leave_out(node, self.identities.owner(node), refusal)
+            return
         other = self.nodes.get(client)
         if other is not None and other != node:
             self._leave_out(node, client, f"node {other} is client {client} already; give each its partition-id")
             return
-        self._out.pop(node, None)
-        self._said.pop(node, None)
+        if self._out.pop(node, None) is not None and self._said.pop(node, None) is not None:
+            self.say(f"node {node} takes part again, as client {client}")
+        self.identities.accept(node, client)
         self.nodes[client] = node
         self.rows[client], self.examples[client] = head["rows"], head["examples"]
 
@@ -172,6 +197,19 @@ class Roster:
             self._met.discard(node)
             self._leave_out(node, client, why)
 
+    def restore(self, seen: Mapping[str, int]) -> None:
+        """Which keys were which clients before the server was started again; who contradicts that is asked again."""
+        self.identities.restore(seen)
+        for client, node in list(self.nodes.items()):
+            if (refusal := self.identities.refusal(node, client)) is not None:
+                self.expel(client, node, refusal)
+
+    def release(self, client: int, node: int, why: str) -> None:
+        """A node let a deadline pass: do without it until it has said again who it is."""
+        if self.nodes.get(client) == node:
+            del self.nodes[client]
+            self._leave_out(node, client, f"{why}; {self.silence.note(node)}")
+
     def missing(self, client: int) -> str:
         """Why a client has no node; if no node claims it, which nodes are connected and cannot be used."""
         own = [out.why for out in self._out.values() if out.client == client]
@@ -183,6 +221,16 @@ class Roster:
             return "its node is not connected"
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
         return ("" if own else "no node is this client: ") + "; ".join(found[:NAMED]) + more
+
+    def gather(self, wanted: int, seconds: float, label: str) -> None:
+        """Wait until so many clients are there, for without them a phase has failed before it begins."""
+        end = time.monotonic() + seconds
+        if len(self.nodes) < wanted:
+            self.silence.wake()
+        while len(self.nodes) < wanted and (left := end - time.monotonic()) > 0:
+            self.look(seconds, patience=min(1.0, left), label=label)
+            if not self._asking and len(self.nodes) < wanted:
+                time.sleep(min(1.0, left))
 
     def wait(self, wanted: int, seconds: float, deadline: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until so many clients are connected; when time is up, at least one must be."""

@@ -16,6 +16,7 @@ from fedge.core import Algorithm, S
 from fedge.deploy.client import Algorithms, Examples, client_app
 from fedge.deploy.events import Reporter
 from fedge.deploy.flower import FlowerLink
+from fedge.deploy.identity import read_keys
 from fedge.deploy.roster import Roster
 from fedge.experiment import Setup, build, compare, load, plan, slug
 from fedge.federation import Federation
@@ -34,13 +35,15 @@ def serve(
     deadline: float = 600.0,
     min_replies: int = 1,
     say: Callable[[str], None] = print,
+    keys: Path | str | None = None,
     **training: Any,
 ) -> Run[S]:
     """Train over a grid, from a ServerApp of your own; `training` is what `fedge.train` takes.
 
     Begins when `nodes` of them (None: one per client) are connected, or after `wait` seconds with those that are.
+    `keys` is a folder with the nodes' public keys, node-N.key.pub for client N.
     """
-    roster = Roster(grid, federation.clients, [""], say)
+    roster = Roster(grid, federation.clients, [""], say, keys=read_keys(keys) if keys else None)
     roster.wait(federation.clients if nodes is None else nodes, wait, deadline)
     resumed = bool(training.get("resume"))
     link = FlowerLink(algorithm, federation, grid, roster, deadline=deadline, min_replies=min_replies, resumed=resumed)
@@ -93,6 +96,7 @@ RUN_CONFIG: dict[str, Any] = {
     "wait": 120.0,  # or after so many seconds, with those that are
     "deadline": 600.0,  # seconds for one phase
     "min-replies": 1,
+    "keys": "",  # folder with the nodes' public keys, node-N.key.pub for client N; empty: whoever comes first
     "news": "",  # a folder in which a command line on this machine listens
 }
 
@@ -104,7 +108,8 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
     if not config["news"]:  # who listens has said so already
         reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
     sizes = setup.federation.sizes.tolist()
-    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say, sizes)
+    keys = read_keys(str(config["keys"])) if config["keys"] else None
+    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say, sizes, keys)
     deadline = float(config["deadline"])
     roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline, reporter.stop)
 

@@ -1,74 +1,42 @@
-"""The fault drill: five nodes, one fault after another, and the run must end with what the simulator promises.
+"""The fault drill: six nodes, one fault after another, and the run must end with what the simulator promises.
 
-    make drill      (about five minutes; python -m tests.deploy.drill FOLDER keeps its files in FOLDER)
+    make drill      (python -m tests.deploy.drill FOLDER keeps its files in FOLDER)
 
-Round by round: a SuperNode killed with -9, NaN, a wrong shape, an exception, garbage, a hang, the SuperLink killed and
-started again, the server app killed and resumed. Every fault must be named in the record, and the final parameters
-equal those of a simulation in which the same clients are dropped. `make test-deploy` does the short form: three nodes,
-NaN, the server app killed and resumed, a SuperNode killed.
+Round by round (`plan.py`): a SuperNode killed with -9; NaN, a wrong shape, an exception, garbage, escapes, a hang;
+liars (1e30, an absurd weight, a flipped sign); a bomb and a malformed object; an impostor; an app that dies and one
+that is told to end; the SuperLink killed and started again while it takes messages and while devices work; the server
+app killed and resumed.
+
+Every fault must be named in the record and cost its own client alone, and everybody must be back in the last round. The
+final parameters equal those of a simulation in which the same answers are lost and the same lies count. `make
+test-deploy` does the short form with four nodes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fedge
+from fedge.core import Ask, At
 from fedge.deploy.bundle import project
 from fedge.deploy.fleet import Fleet
 from fedge.deploy.process import listens
-from fedge.engine import Simulator
+from fedge.engine import BaseLink, Loopback, Simulator
 from fedge.runs import checkpoint
 from fedge.toml import dump
 from tests.cases import close
-from tests.deploy.faults import CLIENTS, FOLDER, ROUNDS, SEED, algorithm, federation
+from tests.deploy.faults import CLIENTS, FOLDER, ROUNDS, SEED, TAMPERING, algorithm, federation
+from tests.deploy.plan import COUNTS, FULL, Plan, unexplained, unnamed
 from tests.deploy.processes import Marked, running
 from tests.lossy import Lossy
-
-LOST, HELD = "no answer within|Flower says|was not accepted", "does not hold"  # reasons; the second follows one
-KILLED_NODE = 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which fault comes in which round."""
-
-    clients: int
-    rounds: int
-    deadline: float
-    limit: float  # seconds for all of it
-    devices: dict[int, tuple[int, str]]  # round: client, fault
-    node_round: int
-    server_round: int
-    link_round: int | None = None
-
-    @property
-    def back(self) -> int:
-        """The round in which the killed node must be back: that of a fault of its own, if it has one."""
-        own = [number for number, (client, _) in self.devices.items() if client == KILLED_NODE]
-        return min(own, default=self.rounds + 1)
-
-
-FULL = Plan(
-    clients=5,
-    rounds=11,
-    deadline=40.0,
-    limit=25 * 60,
-    devices={3: (2, "nan"), 4: (3, "shape"), 5: (4, "raises"), 6: (0, "garbage"), 7: (1, "hangs")},
-    node_round=2,
-    link_round=9,
-    server_round=10,
-)
-SHORT = Plan(clients=3, rounds=4, deadline=25.0, limit=300, devices={2: (2, "nan")}, server_round=3, node_round=4)
 
 
 class Drill:
@@ -80,8 +48,12 @@ class Drill:
         faults = {FOLDER: str(folder / "faults"), CLIENTS: str(plan.clients), ROUNDS: str(plan.rounds)}
         os.environ.update(self.marked.env() | faults)
         (folder / "faults").mkdir()
-        for number, (client, fault) in plan.devices.items():
+        for number, client, fault in plan.faults():
             (folder / "faults" / f"{client}-{number}").write_text(fault)
+        for number in plan.push_rounds:
+            (folder / "faults" / f"push-{number}").touch()
+        for client in plan.impostors:
+            (folder / "faults" / f"hello-{client}.later").write_text("0")
         self.fleet = Fleet(folder / "fleet", plan.clients)
         self.run = self.told = 0
 
@@ -98,7 +70,10 @@ class Drill:
         while not ready():
             self.tell()
             if time.monotonic() > min(end, self.begin + self.plan.limit):
-                raise SystemExit(f"waited in vain until {what}; logs are in {self.fleet.folder / 'logs'}")
+                words = self.fleet.last_words("serverapp")
+                raise SystemExit(
+                    f"waited in vain until {what}; the server app said {words}; see {self.fleet.folder}/logs"
+                )
             time.sleep(0.2)
         self.tell()
 
@@ -112,7 +87,8 @@ class Drill:
         self.until(lambda: len(self.records()) >= number, f"round {number} is over", 400)
 
     def submit(self, resume: bool) -> None:
-        config = {"out": str(self.out), "resume": resume, "deadline": self.plan.deadline}
+        config = {"out": str(self.out), "resume": resume, "deadline": self.plan.deadline, "wait": 60.0}
+        config |= {"keys": str(self.fleet.known_keys.folder)}
         self.run = self.fleet.submit(self.app(), config)
 
     def app(self) -> Path:
@@ -130,19 +106,20 @@ class Drill:
     # The faults that are not a device's own
 
     def kill_node(self) -> None:
-        name = f"node-{KILLED_NODE}"
+        number, client = self.plan.node
+        name = f"node-{client}"
         seen = self.log(name).count("Receiving: train.work")
         self.until(lambda: self.log(name).count("Receiving: train.work") > seen, f"{name} is at work", 60)
         os.kill(self.fleet.processes[name].pid, signal.SIGKILL)
-        self.say(f"{name} killed with -9, in round {self.plan.node_round}")
-        if self.plan.back <= self.plan.rounds:
-            self.restart_node()
+        self.say(f"{name} killed with -9, in round {number}")
+        if number < self.plan.rounds:
+            self.restart_node(client)
 
-    def restart_node(self) -> None:
+    def restart_node(self, number: int) -> None:
         """Flower lets a killed node in again once it counts as offline; until then each start is refused."""
-        name, tries = f"node-{KILLED_NODE}", 0
+        name, tries = f"node-{number}", 0
         while True:
-            self.fleet.start_node(KILLED_NODE)
+            self.fleet.start_node(number)
             tries, before = tries + 1, len(self.log(name))
             self.until(
                 lambda at=before: "SuperNode ID" in self.log(name)[at:] or not self.fleet.processes[name].alive,
@@ -154,14 +131,23 @@ class Drill:
             time.sleep(3)
         self.say(f"{name} is back, at start {tries}")
 
-    def kill_superlink(self) -> None:
-        time.sleep(3)
+    def kill_superlink(self, when: str = "while devices work", seconds: float = 4.0) -> None:
         os.kill(self.fleet.processes["superlink"].pid, signal.SIGKILL)
-        self.say(f"the SuperLink killed with -9, in round {self.plan.link_round}")
+        self.say(f"the SuperLink killed with -9, {when}")
         self.until(lambda: not listens(self.fleet.port), "its port is closed", 10)
-        time.sleep(4)
+        time.sleep(seconds)
         self.fleet.start_superlink()
         self.say("the SuperLink is back")
+
+    def kill_at_work(self) -> None:
+        time.sleep(3)
+        self.kill_superlink()
+
+    def kill_at_push(self) -> None:
+        held = self.folder / "faults/pushing"
+        self.until(held.exists, "messages are being sent", 120)
+        self.kill_superlink("while it takes messages", 1.0)
+        held.unlink()
 
     def kill_server(self) -> None:
         time.sleep(1)
@@ -171,16 +157,36 @@ class Drill:
         self.submit(resume=True)
         self.say("the server app is started again, with resume")
 
+    def lie(self, client: int) -> Callable[[], None]:
+        def begin() -> None:
+            (self.folder / f"faults/hello-{client}.later").rename(self.folder / f"faults/hello-{client}")
+
+        return begin
+
+    def stop_lying(self, client: int) -> Callable[[], None]:
+        def end() -> None:
+            (self.folder / f"faults/hello-{client}").unlink()
+            self.say(f"client {client} does not say any more that it is client 0")
+
+        return end
+
+    def actions(self) -> list[tuple[int, Callable[[], None]]]:
+        """What is done from outside, and in which round."""
+        plan = self.plan
+        found = [(plan.node[0], self.kill_node), (plan.server_round, self.kill_server)]
+        found += [(number, self.kill_at_push) for number in plan.push_rounds]
+        found += [(number, self.kill_at_work) for number in plan.link_rounds]
+        for client, number in plan.impostors.items():
+            found += [(number, self.lie(client)), (number + 3, self.stop_lying(client))]
+        return sorted(((number, do) for number, do in found if number <= plan.rounds), key=lambda one: one[0])
+
     def perform(self) -> None:
         with self.fleet:
             self.say(f"{self.plan.clients} nodes are started")
             self.submit(resume=False)
-            faults = {self.plan.node_round: self.kill_node, self.plan.server_round: self.kill_server}
-            if self.plan.link_round is not None:
-                faults[self.plan.link_round] = self.kill_superlink
-            for number, fault in sorted(faults.items()):
+            for number, action in self.actions():
                 self.after_round(number - 1)
-                fault()
+                action()
             self.until(lambda: (self.out / "summary.json").exists(), "the run ends", 400)
             self.say("the run has ended")
 
@@ -190,55 +196,38 @@ def _told(record: dict[str, Any]) -> str:
     return "; ".join([*drops, *record.get("faults", [])]) or "all answered"
 
 
-def unexplained(records: list[dict[str, Any]], plan: Plan = FULL) -> list[tuple[int, dict[str, Any]]]:
-    """Dropped answers, by round, that no fault of the drill accounts for.
+class Lying(Loopback):
+    """The loop-back link with the lies that no check can see."""
 
-    A planned fault costs its own client; the killed node is away until it must be back, for a fault of its own; and a
-    killed SuperLink may lose what is under way: one answer per client, in that round alone, and what follows from it.
-    """
-    planned = {number: client for number, (client, _) in plan.devices.items()} | {plan.node_round: KILLED_NODE}
-    found = []
-    for record in records:
-        number, seen = record["round"], set[int]()
-        for drop in record["dropped"]:
-            own = drop["client"] == planned.get(number)
-            away = (
-                drop["client"] == KILLED_NODE
-                and plan.node_round < number < plan.back
-                and re.search(f"{LOST}|{HELD}|not connected", drop["reason"])
-            )
-            lost = number == plan.link_round and re.search(HELD if drop["client"] in seen else LOST, drop["reason"])
-            seen.add(drop["client"])
-            if not (own or away or lost):
-                found.append((number, drop))
-    return found
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(algorithm(), federation())
+        self.lies = {(number, client): fault for number, client, fault in plan.faults() if fault in COUNTS}
+
+    def client(self, client: int, at: At, ask: Ask, request: bytes) -> bytes:
+        answer = super().client(client, at, ask, request)
+        fault = self.lies.get((at.round, client))
+        return answer if fault is None else TAMPERING[fault](answer)
+
+
+def promised(plan: Plan, lost: set[tuple[int, str, int]]) -> fedge.Run[Any]:
+    """What the run must end with: the same answers are lost, and the same lies count."""
+    lying = Lying(plan)
+    link: BaseLink = lying if lying.lies else Simulator(lying.algorithm, federation())
+    return fedge.train(lying.algorithm, federation(), rounds=plan.rounds, seed=SEED, link=Lossy(link, lost))
 
 
 def judge(drill: Drill) -> list[str]:
     """What is wrong; nothing, if all is well."""
-    wrong, plan = [], drill.plan
+    plan = drill.plan
     records = {record["round"]: record for record in drill.records()}
     if sorted(records) != list(range(1, plan.rounds + 1)):
         return [f"the record has rounds {sorted(records)}"]
-    expected = {plan.node_round: (KILLED_NODE, r"no answer within|Flower says")}
-    reasons = {"nan": "is not finite", "shape": r"has shape \[1, \d+\], not", "garbage": "cannot be read"}
-    reasons |= {
-        "raises": r"client 4, step \d+: ZeroDivisionError: a sensor gave nothing",
-        "hangs": "took longer than|no answer within",
-    }
-    expected |= {number: (client, reasons[fault]) for number, (client, fault) in plan.devices.items()}
-    for number, (client, reason) in expected.items():
-        if not any(d["client"] == client and re.search(reason, d["reason"]) for d in records[number]["dropped"]):
-            wrong.append(f"round {number} does not name client {client}: {records[number]['dropped']}")
+    wrong = unnamed(records, plan)
     wrong += [f"round {number} cost others too: {drop}" for number, drop in unexplained(list(records.values()), plan)]
-    for number, words in ((plan.link_round, "the SuperLink did not answer"), (plan.server_round, "was started again")):
-        if number is not None and not any(words in fault for fault in records[number].get("faults", [])):
-            wrong.append(f"round {number} does not say '{words}'")
     lost = {(n, d["task"], d["client"]) for n, record in records.items() for d in record["dropped"]}
-    own, fed = algorithm(), federation()
-    simulated = fedge.train(own, fed, rounds=plan.rounds, seed=SEED, link=Lossy(Simulator(own, fed), lost))
+    simulated = promised(plan, lost)
     state = checkpoint.load(drill.out / "checkpoint.pt")["state"]
-    gap = close(simulated.params, own.params(state))
+    gap = close(simulated.params, algorithm().params(state))
     drill.say(f"{len(lost)} answers were lost; fleet and simulator, with the same lost, differ by {gap:.1e}")
     if not gap < 1e-6:
         wrong.append(f"fleet and simulator differ by {gap:.1e}")

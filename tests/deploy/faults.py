@@ -1,16 +1,23 @@
-"""The drill's experiment, and devices that misbehave on request: a file says which client does what in which round."""
+"""The drill's experiment, and devices that misbehave on request: a file says which client does what in which round.
+
+Some die or hang, some lie in their uploads, some send objects that Flower cannot put together, or bombs, or texts that
+a terminal would act on, and one says that it is another client.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import http_grid
 
 import fedge
 from fedge.deploy import client_app, serve
@@ -29,11 +36,31 @@ def federation() -> fedge.Federation:
 
 
 def _loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if NOW == "raises":
-        raise ZeroDivisionError("a sensor gave nothing")
-    if NOW == "hangs":
-        time.sleep(3600)
+    if NOW in INSIDE:
+        INSIDE[NOW]()
     return fedge.cross_entropy(logits, y)
+
+
+def _raise(text: str) -> Callable[[], None]:
+    def fail() -> None:
+        raise ZeroDivisionError(text)
+
+    return fail
+
+
+def _end() -> None:
+    """As a service manager, or whoever watches the memory, does first."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(3600)
+
+
+INSIDE: dict[str, Callable[[], None]] = {
+    "raises": _raise("a sensor gave nothing"),
+    "escapes": _raise("\x1b[2J\x1b[31mowned\x07\n" * 500),
+    "hangs": lambda: time.sleep(3600),
+    "dies": lambda: os._exit(137),  # as the kernel ends it when memory is short
+    "ended": _end,
+}
 
 
 def algorithm() -> fedge.FedDANE:
@@ -47,17 +74,27 @@ def load(client: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def client() -> ClientApp:
-    """The real app with the faults around it; hello and keep are its own."""
-    real, app = client_app(algorithm(), load), ClientApp()
-    app.query("hello")(real)
+    """The real app with the faults around it."""
+    real, app, folder = client_app(algorithm(), load), ClientApp(), Path(os.environ[FOLDER])
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        """As long as there is a file `hello-CLIENT`, this one says that it is the client in it."""
+        reply, path = real(message, context), folder / f"hello-{context.node_config['partition-id']}"
+        if not path.exists():
+            return reply
+        head, _ = unpack(reply.content)
+        return Message(pack(head | {"client": int(path.read_text())}), reply_to=message)
 
     @app.train("work")
     def work(message: Message, context: Context) -> Message:
         global NOW
         head, _ = unpack(message.content)
-        path = Path(os.environ[FOLDER]) / f"{context.node_config['partition-id']}-{head['at'][1]}"
+        path = folder / f"{context.node_config['partition-id']}-{head['at'][1]}"
         NOW = path.read_text() if path.exists() else ""
         reply = real(message, context)
+        if NOW in ANSWERS:
+            return Message(ANSWERS[NOW](reply.content), reply_to=message)
         return _tampered(reply, message) if NOW in TAMPERING else reply
 
     return app
@@ -69,6 +106,8 @@ def _tampered(reply: Message, message: Message) -> Message:
 
 
 def _edited(edit: Any) -> Any:
+    """Every first leaf of every part of every upload, edited."""
+
     def change(blob: bytes) -> bytes:
         answer = wire.decode(blob)
         for uploads in answer.values():
@@ -81,11 +120,77 @@ def _edited(edit: Any) -> Any:
     return change
 
 
-TAMPERING = {
+def _heavy(blob: bytes) -> bytes:
+    """The upload as it is, with an absurd weight."""
+    return wire.encode(
+        {row: [(up, torch.full_like(weight, 1e9)) for up, weight in ups] for row, ups in wire.decode(blob).items()}
+    )
+
+
+TAMPERING: dict[str, Callable[[bytes], bytes]] = {
     "nan": _edited(lambda leaf: leaf * float("nan")),
     "shape": _edited(lambda leaf: leaf[:1]),
     "garbage": lambda blob: blob[: len(blob) // 2] + b"not what you think",
+    "huge": _edited(lambda leaf: torch.full_like(leaf, 1e30)),
+    "weight": _heavy,
+    "flipped": _edited(lambda leaf: -leaf),  # a lie that no check can see: it counts
 }
+
+
+def _impostor(content: RecordDict) -> RecordDict:
+    head, blobs = unpack(content)
+    return pack(head | {"client": 0}, blobs)
+
+
+def _with(content: RecordDict, blob: bytes, spoil: Callable[[Any], None]) -> RecordDict:
+    """The answer with another blob, and a Flower array around it that is not what it should be."""
+    record = RecordDict({**content, "fedge.blobs": ArrayRecord({"0": Array("uint8", (len(blob),), "fedge", blob)})})
+    spoil(record.array_records["fedge.blobs"]["0"])
+    return record
+
+
+def _bomb(array: Any) -> None:
+    """Half a megabyte that Flower puts together to 4 GB: an array that names its chunk 8,000 times."""
+    array.__dict__["_chunks"] = array.slice_array() * 8_000
+
+
+def _malformed(array: Any) -> None:
+    """An array whose description says nothing of its chunks; the SuperLink, which looks at heads alone, takes it."""
+    kind, chunks, _ = array.deflate().partition(b"\0")[0].split(b" ")
+    array.__dict__["deflate"] = lambda: b"%s %s 2\0{}" % (kind, chunks)
+
+
+ANSWERS: dict[str, Callable[[RecordDict], RecordDict]] = {
+    "bomb": lambda content: _with(content, bytes(500_000), _bomb),
+    "malformed": lambda content: _with(content, b"malformed", _malformed),
+    "impostor": _impostor,
+}
+
+
+def _held(folder: Path) -> None:
+    """A file `push-ROUND` lets the SuperLink be killed in the middle of that round's sending, once.
+
+    An object is stored, `pushing` says so and waits until somebody removes it; then the object is sent again, as Flower
+    does when the SuperLink died before it could confirm.
+    """
+    real, records = http_grid.push_objects, folder.parent / "run/rounds.jsonl"
+
+    def wanted() -> Path:
+        done = len(records.read_text().splitlines()) if records.exists() else 0
+        return folder / f"push-{done + 1}"
+
+    def push(objects: Any, push_object_fn: Any, **options: Any) -> None:
+        def unconfirmed(name: str, content: bytes) -> None:
+            push_object_fn(name, content)
+            if (path := wanted()).exists():
+                path.rename(folder / "pushing")
+                while (folder / "pushing").exists():
+                    time.sleep(0.05)
+                push_object_fn(name, content)
+
+        real(objects, push_object_fn=unconfirmed, max_concurrent_pushes=1, **options)
+
+    http_grid.push_objects = push
 
 
 def server() -> ServerApp:
@@ -94,11 +199,14 @@ def server() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
+        _held(Path(os.environ[FOLDER]))
         serve(
             grid,
             algorithm(),
             federation(),
             deadline=float(config["deadline"]),
+            wait=float(config["wait"]),
+            keys=str(config["keys"]),
             rounds=int(os.environ[ROUNDS]),
             seed=SEED,
             out=str(config["out"]),

@@ -67,7 +67,7 @@ def test_flwr_run_in_a_simulation(here: Marked, setup: Setup, simulated: fedge.R
     superlink = Process("superlink", command, here.env(), here.folder / "simulation.log")
     try:
         here.wait_for(lambda: listens(port), 60)
-        config = f'out="{here.folder / "simulation"}" deadline=60.0 wait=20.0'
+        config = f'out="{here.folder / "simulation"}" deadline=60.0 wait=120.0'
         nodes = "num-supernodes=3 client-resources-num-cpus=1"
         done = here.run(
             "flwr", "run", str(APP), "sim", "--stream", "--federation-config", nodes, "--run-config", config

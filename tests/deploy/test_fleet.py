@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedge.deploy import fleet as fleet_module
-from fedge.deploy import local
+from fedge.deploy import local, standin
 from fedge.deploy.client import _answering
 from fedge.deploy.envelope import pack, unpack
 from fedge.deploy.fleet import Fleet, FleetError
@@ -168,3 +169,73 @@ def test_what_is_remembered_too_late_is_forgotten(late: bool) -> None:
     time.sleep(0.1)
     assert ("took longer than" in head.get("error", "")) == late
     assert set(context.state) == ({"old"} if late else {"old", "new"})
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_app_that_is_told_to_end_still_answers(done: bool) -> None:
+    """Flower's own handler would end it without an answer, and its SuperNode would wait for one for ever."""
+
+    def handler(head: dict[str, Any], blobs: dict[str, bytes], context: Context) -> RecordDict:
+        if not done:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        return pack({"fine": True})
+
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+    try:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+        reply = _answering(handler)(Message(pack({}), 1, "train.work", ttl=60.0), context)
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        head, _ = unpack(reply.content)
+        assert ("told to end (SIGTERM)" in head.get("error", "")) != done
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_server_app_keeps_its_output_hides_its_token_and_ends_with_its_superexec(tmp_path: Path) -> None:
+    """Here the SuperExec is a shell that is killed with -9, and the server app a program that tells what it sees."""
+    real, log = tmp_path / "bin/flwr-serverapp", tmp_path / "serverapp.log"
+    real.parent.mkdir()
+    tell = (
+        "import sys, time\nplace = sys.argv.index('--token-file')\nprint('token', open(sys.argv[place + 1]).read())\n"
+    )
+    real.write_text(f"#!{sys.executable}\n{tell}print('no such module', file=sys.stderr, flush=True)\ntime.sleep(60)\n")
+    real.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+        standin.install(tmp_path / "programs", log)
+    program = tmp_path / "programs/flwr-serverapp"
+    program.write_text(program.read_text().replace(str(tmp_path / "bin/python"), sys.executable))
+    shell = Process(
+        "shell", ["sh", "-c", f"{program} --token s3cret --insecure & wait"], os.environ, tmp_path / "sh.log"
+    )
+    try:
+        end = time.monotonic() + 20
+        while "no such module" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "token s3cret" in log.read_text()
+        assert log.stat().st_mode & 0o077 == 0
+        (words,) = running(str(real)).values()
+        assert "s3cret" not in words
+        os.kill(shell.pid, signal.SIGKILL)
+        end = time.monotonic() + 5
+        while running(str(real)):
+            assert time.monotonic() < end, "it outlives its SuperExec"
+            time.sleep(0.05)
+    finally:
+        shell.signal(signal.SIGKILL)
+        shell.reap(1)
+
+
+def running(words: str) -> dict[int, str]:
+    """Processes with these words on their command line, other than shells."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode() if folder.name.isdigit() else ""
+            if words in line and not line.startswith("sh "):
+                found[int(folder.name)] = line
+    return found

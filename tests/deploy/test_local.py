@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from fedge.deploy.folder import sweep
 from fedge.deploy.process import listens
 from fedge.runs import checkpoint
-from tests.deploy.processes import Marked
+from tests.deploy.processes import Marked, running
 
 pytestmark = pytest.mark.deploy
 
@@ -140,6 +141,26 @@ def test_sigterm_while_it_starts_leaves_nothing(here: Marked) -> None:
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
+    here.assert_clean()
+
+
+def test_killed_with_9_it_leaves_no_process(here: Marked) -> None:
+    """Every part ends with its parent, the server app at once. The folder with the keys goes at the next start."""
+    process = here.start("fedge", "deploy", "local", "--nodes", "1", "--out", "killed", "--no-report")
+    try:
+        here.until(process, lambda: len(lines_so_far(here.folder / "killed/fedova/rounds.jsonl")) >= 1, 150)
+        assert any("flwr-serverapp" in words for words in running(here.mark).values())
+        assert not any("--token " in words for words in running(here.mark).values())
+        process.kill()
+        begin = time.monotonic()
+        process.communicate(timeout=60)
+        here.assert_no_process()
+        print(f"everything had ended after {time.monotonic() - begin:.1f} s")
+    finally:
+        process.kill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(here.temporary))
+        sweep()
     here.assert_clean()
 
 

@@ -18,10 +18,14 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from fedge import toml
 from fedge.cli.app import app
+from fedge.deploy.bundle import project
 from fedge.deploy.fleet import Fleet, FleetError
 from fedge.deploy.keys import Keys, KeysError, make_keys
+from fedge.deploy.local import follow
 from fedge.deploy.process import Process, free_port, listens, stop_all
+from fedge.experiment import Watch
 from tests.deploy.processes import Marked, program
 
 pytestmark = pytest.mark.deploy
@@ -144,6 +148,25 @@ def test_only_the_fleets_own_superexec_fetches_runs(fleet: Fleet) -> None:
     assert (fleet.folder / "keys/superexec.secret").stat().st_mode & 0o777 == 0o600
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         fetch_a_run(fleet.address, fleet.known_keys)
+
+
+def test_the_database_is_the_users_own(fleet: Fleet) -> None:
+    assert (fleet.folder / "superlink.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_server_app_that_fails_at_once_is_shown(here: Marked, fleet: Fleet) -> None:
+    """Its SuperExec throws its output away; the stand-in keeps it, and `fedge deploy local` says it."""
+    folder = here.folder / "broken"
+    (folder / "fleet").mkdir(parents=True)
+    (folder / "fleet/__init__.py").write_text("")
+    (folder / "fleet/app.py").write_text("import no_such_sensor\n\nclient = server = None\n")
+    (folder / "pyproject.toml").write_text(toml.dump(project("fedge-broken")))
+    run = fleet.submit(folder, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedge.deploy.local.SILENCE", 1.0)
+        with pytest.raises(FleetError, match=r"ended without a message \(finished.*no_such_sensor"):
+            follow(fleet, run, Watch(), lambda: False)
+    assert "No module named 'no_such_sensor'" in (fleet.folder / "logs/serverapp.log").read_text()
 
 
 def test_the_fleet_has_no_key_of_its_ca(fleet: Fleet) -> None:

@@ -65,6 +65,7 @@ class MessageLink(BaseLink):
         self.max_weight, self.max_share = max_weight, max_share
         self.tasks = algorithm.tasks(runtime.handle)
         self.ledger = Ledger(directory.declaration(self.tasks.values()))
+        self.most: dict[int, int] = {}  # client -> bytes that its answer in this phase may have
         self.forget()
 
     def forget(self) -> None:
@@ -80,6 +81,9 @@ class MessageLink(BaseLink):
         for position, collector in enumerate(collectors):
             for client, request in collector.requests.items():
                 requests.setdefault(client, {})[position] = wire.encode(request)
+        self.most = {
+            client: sum(collectors[place].most(client) for place in parts) for client, parts in requests.items()
+        }
         mail = self.exchange(at, asks, requests)
         for collector in collectors:
             collector.heard({client for client in requests if mail[client].lost is None})
