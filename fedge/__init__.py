@@ -24,6 +24,7 @@ _PLACES = {
         "FedPer",
         "FedProx",
         "FisherLBFGS",
+        "Private",
         "Robust",
         "Spectral",
     ),

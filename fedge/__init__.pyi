@@ -16,6 +16,7 @@ from fedge.algorithms import (
     FedPer,
     FedProx,
     FisherLBFGS,
+    Private,
     Robust,
     Spectral,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Mean",
     "Median",
     "Observe",
+    "Private",
     "Quantise",
     "Reply",
     "Robust",

@@ -15,7 +15,7 @@ import fedge
 ROOT = Path(fedge.__file__).parent
 
 # What each part may import of ours. `core`, `tree`, `keys`, `checks` and `handle` are the base that all may use.
-BASE = {"core", "tree", "keys", "checks", "handle", "ledger"}
+BASE = {"core", "tree", "keys", "checks", "handle", "ledger", "secret"}
 ALLOWED: dict[str, set[str]] = {
     "core": {"keys"},
     "codecs": {"core", "tree", "keys", "checks"},
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "tree": set(),
     "keys": set(),
     "checks": set(),
+    "secret": set(),
     "ledger": {"core"},
     "handle": {"core", "keys"},
     "data": {"checks"},
@@ -76,6 +77,7 @@ NEEDS_AN_EXTRA = {
     "sklearn",
     "scipy",
     "pandas",
+    "dp_accounting",
 }
 
 

@@ -52,6 +52,8 @@ class Intake:
         self.total, self.max_weight, self.max_ratio = new_total(ask, task), max_weight, max_ratio
         self._sizes: list[list[float]] = []  # by task, ascending
         self._held: list[Held] = []
+        if ask.combine.bounds:
+            self.max_ratio = None
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         if not uploads:  # private tasks alone

@@ -59,7 +59,7 @@ class Stack:
             clients = torch.stack([count for _, count in found])
         parts = {part: leaves for one in whole.uploads for part, leaves in one.items()}
         weights = {part: w for one, w in zip(whole.uploads, whole.weights, strict=True) for part in one}
-        return Reply(mean, clients, Uploads(parts, weights, whole.positions))
+        return Reply(mean, clients, Uploads(parts, weights, whole.positions, whole.clients))
 
     def _whole(self) -> Piece:
         order = sorted(
