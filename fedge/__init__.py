@@ -29,7 +29,7 @@ _PLACES = {
         "Spectral",
     ),
     "fedge.codecs": ("Cast", "Quantise", "TopK"),
-    "fedge.combine": ("ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"),
+    "fedge.combine": ("BoundedMean", "ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"),
     "fedge.core": ("Algorithm", "Ask", "Batch", "Codec", "Combine", "Reply", "Task"),
     "fedge.engine": ("Engine",),
     "fedge.experiment.loading": ("load_run",),

@@ -21,7 +21,7 @@ from fedge.algorithms import (
     Spectral,
 )
 from fedge.codecs import Cast, Quantise, TopK
-from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
+from fedge.combine import BoundedMean, ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
 from fedge.engine import Engine
 from fedge.experiment.loading import load_run
@@ -41,6 +41,7 @@ __all__ = [
     "Ask",
     "Averaged",
     "Batch",
+    "BoundedMean",
     "Cast",
     "ClippedMean",
     "Codec",

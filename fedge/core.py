@@ -125,6 +125,10 @@ class Combine:
         """Every upload for itself, [J, ...] -> [J, ...]."""
         return uploads
 
+    def across(self, uploads: Payload) -> Payload:
+        """Before `together`: the uploads of all rows, [J, ...] -> [J, ...], where they can be compared."""
+        return uploads
+
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
         """All uploads of one row and their weights, [J, ...] and [J], as one."""
         raise NotImplementedError(f"{type(self).__name__} must say what it makes of all uploads together")

@@ -153,12 +153,14 @@ def combined(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[
         "trimmed": fedge.TrimmedMean(0.2),
         "krum": fedge.Krum(1, 2),
         "clipped": fedge.ClippedMean(0.3),
+        "bounded": fedge.BoundedMean(),
         "gather": fedge.Gather(),
     }
     found = {f"robust_{name}": fedge.Robust(plain["fedavg"], rule) for name, rule in rules.items()}
     found["robust_lbfgs"] = fedge.Robust(plain["lbfgs_product_next"], fedge.Median())
     found["robust_fedova"] = fedge.Robust(fedge.FedOVA(binary["fedavg"], classes=3), fedge.TrimmedMean(0.2))
     found["fedova_robust"] = fedge.FedOVA(fedge.Robust(binary["feddane"], fedge.Krum(1, 2)), classes=3)
+    found["fedova_bounded"] = fedge.FedOVA(fedge.Robust(binary["fedavg"], fedge.BoundedMean()), classes=3)
     found["fedova_clipped"] = fedge.FedOVA(fedge.Robust(binary["fedavg"], fedge.ClippedMean(0.3)), classes=3)
     return found
 
@@ -208,6 +210,7 @@ EACH_ONCE = {
     "sharing_averaged", "averaged_fedper", "robust_median", "robust_trimmed", "robust_krum", "robust_clipped",
     "robust_gather", "robust_lbfgs", "fedova_robust", "compressed_quantise", "compressed_top", "compressed_cast",
     "fedova_compressed", "robust_compressed", "private_fedova",
+    "fedova_bounded",
 }  # fmt: skip
 # Each way through the engine once: a streaming and a stacked rule, rows, memory, a codec with feedback, several
 # phases, a new cohort in the second, sharing, cohorts that may be empty, and these together.

@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
         "toml",
     },
+    "attacks": {*BASE, "algorithms", "combine", "data", "engine", "experiment", "federation", "runs", "loop"},
     "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "loop"},
     "sweep": {*BASE, "data", "engine", "loop", "runs", "experiment"},
     "cli": {
@@ -63,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "experiment",
         "report",
         "deploy",
+        "attacks",
         "bench",
     },
 }

@@ -63,8 +63,8 @@ class Private(Wrapper[State]):
             raise ValueError(f"delta is {self.delta!r}, it must be above 0 and below 1: well below 1 / clients")
         if self.clients is None or self.expected is None:
             raise ValueError(
-                f"clients is {self.clients} and expected is {self.expected}: say how many clients there are and how many "
-                "take part in a round on average, as in Private(inner, clip=1.0, noise=1.0, clients=1000, expected=50)"
+                f"clients is {self.clients} and expected is {self.expected}: say how many clients there are and how "
+                "many take part on average, as in Private(inner, clip=1.0, noise=1.0, clients=90, expected=9)"
             )
         at_least_one("clients", self.clients)
         positive("expected", self.expected)

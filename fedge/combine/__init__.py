@@ -1,5 +1,6 @@
 """Rules that turn the uploads of a phase into one reply: one file per rule."""
 
+from fedge.combine.bounded_mean import BoundedMean
 from fedge.combine.clipped_mean import ClippedMean
 from fedge.combine.gather import Gather, Limited
 from fedge.combine.krum import Krum
@@ -7,4 +8,4 @@ from fedge.combine.median import Median
 from fedge.combine.trimmed_mean import TrimmedMean
 from fedge.core import Mean
 
-__all__ = ["ClippedMean", "Gather", "Krum", "Limited", "Mean", "Median", "TrimmedMean"]
+__all__ = ["BoundedMean", "ClippedMean", "Gather", "Krum", "Limited", "Mean", "Median", "TrimmedMean"]

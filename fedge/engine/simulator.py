@@ -171,7 +171,7 @@ class Simulator(BaseLink):
     def work(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> tuple[Total, list[Drop], int]:
         """These jobs of an ask: what became of their uploads, who was dropped, and how many bytes came up."""
         self._note_sent(ask, tasks[0])
-        intake = Intake(ask, tasks[0], self.max_weight, self.max_ratio)
+        intake = self.intake(ask, tasks, jobs)
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
@@ -186,6 +186,10 @@ class Simulator(BaseLink):
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         return intake.total, dropped, up
+
+    def intake(self, ask: Ask, tasks: list[Task], jobs: Jobs) -> Intake:
+        """What takes in the uploads of these jobs: the server's checks, and its rule."""
+        return Intake(ask, tasks[0], self.max_weight, self.max_ratio)
 
     def close(self, at: At) -> None:
         """All asks of a phase are done: what belongs to uploads that did not count is forgotten."""
