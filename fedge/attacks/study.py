@@ -20,8 +20,8 @@ from fedge.engine import TooFewReplies
 from fedge.experiment import Experiment, ExperimentError, Setup
 from fedge.experiment.training import basics_of, engine_of
 from fedge.experiment.values import Mismatch, complain, convert, made
-from fedge.runs.run import Record
 from fedge.loop import train
+from fedge.runs.run import Record
 
 NONE = "none"  # the attack of nobody
 MEAN = "mean"
