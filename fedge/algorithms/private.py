@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedge import secret, tree
 from fedge.algorithms import accounting
@@ -185,6 +185,9 @@ class Private(Wrapper[State]):
 
     def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
         return self.inner.scores(model, state["inner"], x)
+
+    def network(self, state: State, memory: Payload | None = None) -> nn.Module:
+        return self.inner.network(state["inner"], memory)
 
 
 def _share(name: str, value: Any) -> None:
