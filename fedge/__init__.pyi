@@ -16,11 +16,12 @@ from fedge.algorithms import (
     FedPer,
     FedProx,
     FisherLBFGS,
+    Private,
     Robust,
     Spectral,
 )
 from fedge.codecs import Cast, Quantise, TopK
-from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
+from fedge.combine import BoundedMean, ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Batch, Codec, Combine, Reply, Task
 from fedge.engine import Engine
 from fedge.experiment.loading import load_run
@@ -40,6 +41,7 @@ __all__ = [
     "Ask",
     "Averaged",
     "Batch",
+    "BoundedMean",
     "Cast",
     "ClippedMean",
     "Codec",
@@ -61,6 +63,7 @@ __all__ = [
     "Mean",
     "Median",
     "Observe",
+    "Private",
     "Quantise",
     "Reply",
     "Robust",

@@ -123,9 +123,14 @@ class Combine:
     """
 
     streams: ClassVar[bool] = False
+    bounds: ClassVar[bool] = False  # limits every client by itself: its uploads are not compared with the others'
 
     def each(self, uploads: Payload) -> Payload:
         """Every upload for itself, [J, ...] -> [J, ...]."""
+        return uploads
+
+    def across(self, uploads: Payload) -> Payload:
+        """Before `together`: the uploads of all rows, [J, ...] -> [J, ...], where they can be compared."""
         return uploads
 
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
@@ -168,17 +173,20 @@ class Share:
 
 
 class Uploads(NamedTuple):
-    """Every good upload of a phase, for `Gather`: parts [J, ...], weights [J] by part, and the row position of each."""
+    """Every good upload of a phase, for `Gather`: parts [J, ...], weights [J] by part, row positions and clients."""
 
     parts: Payload
     weights: dict[str, Tensor]
     rows: Tensor  # [J]
+    clients: Tensor  # [J]
 
     def row(self, index: int) -> Uploads:
         chosen = self.rows == index
         parts = {part: {name: leaf[chosen] for name, leaf in leaves.items()} for part, leaves in self.parts.items()}
         weights = {part: weight[chosen] for part, weight in self.weights.items()}
-        return Uploads(parts, weights, torch.zeros_like(self.rows[chosen]))
+        return Uploads(
+            parts, weights, torch.zeros_like(self.rows[chosen]), self.clients[chosen.to(self.clients.device)]
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,13 @@ class At(NamedTuple):
     seed: int
     round: int
     phase: int
+
+
+class Privacy(NamedTuple):
+    """What an algorithm that promises privacy demands of a run."""
+
+    rate: float  # every client is drawn with this probability, independently of the others
+    secret: str | None  # a file: what is drawn is drawn from it, beside the seed that clients know
 
 
 Flow = Generator["Ask | Share | tuple[Ask, ...]", Any, S]
@@ -259,6 +274,10 @@ class Algorithm(ABC, Generic[S]):
     def notes(self, state: S) -> dict[str, Any]:
         """What else belongs into the record of a round."""
         return {}
+
+    def privacy(self) -> Privacy | None:
+        """How clients have to be drawn for what this algorithm promises them, None if it promises nothing."""
+        return None
 
     def params(self, state: S) -> Params:
         """The trained parameters inside the state."""

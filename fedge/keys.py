@@ -22,7 +22,7 @@ from torch import Tensor
 Words = NDArray[Any]
 
 # What a key is drawn for. The first word of an address, so that no two uses share a stream.
-COHORT, CLIENT, SHARE, ORDER, STEP, FINISH, CODEC, SERVER = 1, 2, 3, 4, 5, 6, 7, 8
+COHORT, CLIENT, SHARE, ORDER, STEP, FINISH, CODEC, SERVER, LIAR = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 _BITS = (1 << 64) - 1
 

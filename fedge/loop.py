@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedge import preflight
-from fedge.checks import at_least_one
-from fedge.core import Algorithm, Ask, At, S, drive
+from fedge import preflight, secret
+from fedge.checks import at_least_one, choice
+from fedge.core import Algorithm, Ask, At, Progress, S, drive
 from fedge.engine import Engine, RankError, TooFewReplies
 from fedge.engine.links.base_link import Around, BaseLink, Replies
+from fedge.engine.links.nobody import Nobody, NobodyDrawn
 from fedge.evaluate import Judge
 from fedge.federation import Federation
 from fedge.handle import parameters
@@ -27,6 +28,7 @@ from fedge.runs.log import About, Log, describe, open_log
 from fedge.runs.run import Record, Run
 
 Draw = Callable[[At], Tensor]
+Sampling = Literal["fixed", "poisson"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def train(
     *,
     rounds: int,
     cohort: int | None = None,
+    sampling: Sampling | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     out: Path | str | None = None,
@@ -62,6 +65,9 @@ def train(
 ) -> Run[S]:
     """Train for so many rounds with `cohort` clients in each (None: all of them), and evaluate.
 
+    With `sampling` "poisson" every client is drawn by itself, `cohort` of them on average; a round that finds nobody is
+    skipped. "fixed" is exactly `cohort`, None what the algorithm needs: "poisson" for Private, "fixed" for others.
+
     `start` goes on from an earlier run: its state, its history, its round numbers; 10 rounds and 10 more are the
     20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
     rounds, and ends as if it had never stopped. `engine` says how clients are simulated (`device` alone is short for
@@ -71,11 +77,17 @@ def train(
     """
     preflight.check_arguments(algorithm, federation, seed)
     at_least_one("rounds", rounds)
-    observe, draw = observe or Observe(), cohorts(federation.clients, cohort)
+    observe, privacy = observe or Observe(), algorithm.privacy()
+    sampling = sampling or ("fixed" if privacy is None else "poisson")
+    preflight.check_privacy(privacy, federation.clients, cohort, sampling, observe.evaluate_train, link)
+    draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
         link = _engine(engine, device).link(algorithm, federation)
     preflight.check_link(algorithm, link)
+    if sampling == "poisson":
+        link = Nobody(link)
     settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **vars(observe)}
+    settings |= {"sampling": sampling} if sampling != "fixed" else {}
     about = about or About()
     if about.config is None:
         about = replace(about, config=describe(algorithm, federation, settings) if out is not None else {})
@@ -231,13 +243,17 @@ class Interruptible(Around):
         return self.inner.ask(at, asks, clients)
 
 
-def cohorts(clients: int, cohort: int | None) -> Draw:
-    """The draw of a cohort as a function of the address alone."""
+def cohorts(clients: int, cohort: int | None, sampling: Sampling = "fixed", hidden: str | None = None) -> Draw:
+    """The draw of a cohort as a function of the address alone, or of a hidden file as well."""
+    choice("sampling", sampling, get_args(Sampling))
     size = clients if cohort is None else cohort
     at_least_one("cohort", size)
     if size > clients:
         raise ValueError(f"cohort is {size}, but there are only {clients} clients: lower it to at most {clients}")
-    return lambda at: choose(fold(at.seed, COHORT, at.round, at.phase), clients, size)
+    if sampling == "fixed":
+        return lambda at: choose(fold(at.seed, COHORT, at.round, at.phase), clients, size)
+    key, rate = secret.read(hidden), size / clients
+    return lambda at: secret.chosen(key, f"cohort {at.seed} {at.round} {at.phase}", clients, rate)
 
 
 def check_finite(state: Any) -> None:
@@ -258,15 +274,19 @@ def check_finite(state: Any) -> None:
 def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw) -> Record:
     """Advance the run by one round and say what happened."""
     begin, before = time.perf_counter(), len(run.ledger)
-    state, progress = drive(run.algorithm.round(run.state), link, seed, number, draw)
+    try:
+        state, progress = drive(run.algorithm.round(run.state), link, seed, number, draw)
+    except NobodyDrawn:
+        state, progress = run.state, Progress()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     check_finite(state)
     run.state = state
     rows = run.ledger.rows[before:]
+    public = run.algorithm.privacy() is None  # else who took part is nobody's business
     return {
         "round": number,
-        "cohort": sorted(progress.cohort),
+        **({"cohort": sorted(progress.cohort)} if public else {}),
         "up_bytes": sum(row.up for row in rows),
         "down_bytes": sum(row.down for row in rows),
         "seconds": time.perf_counter() - begin,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Any
 
 from torch import Tensor
 
-from fedge.core import Algorithm, Params
-from fedge.engine.links.base_link import BaseLink
+from fedge.core import Algorithm, Params, Privacy
+from fedge.engine import Loopback, Ranks, Simulator
+from fedge.engine.links.base_link import Around, BaseLink
 from fedge.engine.runtime import Runtime
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
@@ -29,6 +31,33 @@ def check_arguments(algorithm: Any, federation: Any, seed: Any) -> None:
 
 def _kind(thing: Any) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def check_privacy(
+    privacy: Privacy | None, clients: int, cohort: int | None, sampling: str, trains: bool, link: BaseLink | None
+) -> None:
+    """A private algorithm counts on how clients are drawn, on nobody knowing it, and on what is not recorded."""
+    if privacy is None:
+        return
+    rate = 1.0 if cohort is None else cohort / clients
+    if not math.isclose(rate, privacy.rate):
+        raise ValueError(
+            f"Private counts on each client being drawn with probability {privacy.rate:g}, but cohort is {cohort} of "
+            f"{clients}: set its clients and expected, or the cohort, so that they agree"
+        )
+    if sampling != "poisson":
+        raise ValueError(
+            f"sampling is {sampling!r}, but Private counts on every client being drawn by itself: 'poisson'"
+        )
+    if trains:
+        raise ValueError("evaluate_train judges the model on clients' examples, without noise: leave it out of Private")
+    while isinstance(link, Around):
+        link = link.inner
+    if privacy.secret is None and not (link is None or isinstance(link, Simulator | Ranks | Loopback)):
+        raise ValueError(
+            "Private has no secret, and every device of a fleet knows the seed: make a file with "
+            "`openssl rand -out noise.key 32`, keep it on the server, and set secret to its path"
+        )
 
 
 def check_link(algorithm: Algorithm[Any], link: BaseLink) -> None:

@@ -143,7 +143,8 @@ def algorithms() -> dict[str, Algorithm]:
     means["averaged_fedova"] = fedge.Averaged(wrapped["fedova_fedavg"], window=2)
     means["fedova_averaged"] = fedge.FedOVA(fedge.Averaged(binary["fedavg"], window=2), classes=3)
     means["sharing_averaged"] = fedge.DataSharing(means["averaged_fedova"], beta=0.3)
-    return {**plain, **wrapped, **shared, **means, **combined(plain, binary), **coded(plain, binary)}
+    others = {**combined(plain, binary), **coded(plain, binary), **private(plain, binary)}
+    return {**plain, **wrapped, **shared, **means, **others}
 
 
 def combined(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str, Algorithm]:
@@ -152,14 +153,32 @@ def combined(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[
         "trimmed": fedge.TrimmedMean(0.2),
         "krum": fedge.Krum(1, 2),
         "clipped": fedge.ClippedMean(0.3),
+        "bounded": fedge.BoundedMean(),
         "gather": fedge.Gather(),
     }
     found = {f"robust_{name}": fedge.Robust(plain["fedavg"], rule) for name, rule in rules.items()}
     found["robust_lbfgs"] = fedge.Robust(plain["lbfgs_product_next"], fedge.Median())
     found["robust_fedova"] = fedge.Robust(fedge.FedOVA(binary["fedavg"], classes=3), fedge.TrimmedMean(0.2))
     found["fedova_robust"] = fedge.FedOVA(fedge.Robust(binary["feddane"], fedge.Krum(1, 2)), classes=3)
+    found["fedova_bounded"] = fedge.FedOVA(fedge.Robust(binary["fedavg"], fedge.BoundedMean()), classes=3)
     found["fedova_clipped"] = fedge.FedOVA(fedge.Robust(binary["fedavg"], fedge.ClippedMean(0.3)), classes=3)
     return found
+
+
+def private(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str, Algorithm]:
+    """For cohorts of 5 of 7 clients."""
+
+    def noisy(inner: Algorithm, **options) -> Algorithm:
+        return fedge.Private(inner, clip=0.5, noise=0.1, clients=7, expected=5, **options)
+
+    return {
+        "private_fedavg": noisy(plain["fedavg_server_momentum"]),
+        "private_fedova": noisy(fedge.FedOVA(binary["fedavg"], classes=3), held=0.5),
+        "private_feddane": noisy(plain["feddane"], on_client=True),
+        "private_scaffold": noisy(plain["scaffold"]),
+        "private_new_cohort": noisy(plain["feddane_new_cohort"]),
+        "private_compressed": noisy(fedge.Compressed(wide(), fedge.TopK(0.2)), on_client=True),
+    }
 
 
 def wide(outputs: int = 3) -> Algorithm:
@@ -190,13 +209,14 @@ EACH_ONCE = {
     "lbfgs_product_next", "fedova_balanced", "fedova_scaffold", "fedova_lbfgs_product", "sharing_fedova",
     "sharing_averaged", "averaged_fedper", "robust_median", "robust_trimmed", "robust_krum", "robust_clipped",
     "robust_gather", "robust_lbfgs", "fedova_robust", "compressed_quantise", "compressed_top", "compressed_cast",
-    "fedova_compressed", "robust_compressed",
+    "fedova_compressed", "robust_compressed", "private_fedova",
+    "fedova_bounded",
 }  # fmt: skip
 # Each way through the engine once: a streaming and a stacked rule, rows, memory, a codec with feedback, several
-# phases, a new cohort in the second, sharing, and these together.
+# phases, a new cohort in the second, sharing, cohorts that may be empty, and these together.
 EACH_PATH = {
     "fedavg_momentum", "scaffold_counted", "feddane_new_cohort", "lbfgs_product_next", "fedova_robust",
-    "fedova_compressed", "robust_compressed", "sharing_fedova",
+    "fedova_compressed", "robust_compressed", "sharing_fedova", "private_fedova",
 }  # fmt: skip
 
 

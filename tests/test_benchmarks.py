@@ -17,11 +17,16 @@ import numpy as np
 import pytest
 
 import benchmarks.algorithms.__main__ as algorithms
+import benchmarks.attacks.__main__ as attacks
+import benchmarks.privacy.__main__ as privacy
 import benchmarks.theory.__main__ as theory
 import benchmarks.uploads.__main__ as uploads
 from benchmarks import kill_and_resume, kill_reproduce, loop, million_clients, ranks, readme, scaling, speed, uneven
 from benchmarks.algorithms import measure as algorithms_measure
 from benchmarks.algorithms import page as algorithms_page
+from benchmarks.attacks import page as attacks_page
+from benchmarks.privacy import measure as privacy_measure
+from benchmarks.privacy import page as privacy_page
 from benchmarks.speed import page as speed_page
 from benchmarks.theory import bytes as moved
 from benchmarks.theory import convex, nonconvex, store
@@ -125,6 +130,51 @@ def test_the_page_of_uploads_says_what_was_stored() -> None:
     text = uploads_page.PAGE.read_text()
     assert uploads_page.codecs() in text
     assert uploads_page.rules() in text
+
+
+def test_privacy(smaller: Smaller, tmp_path: Path) -> None:
+    tiny = privacy_measure.Problem("digits", "mlp", 40, 10, 1, 1, 0.2, 1.0, (0.0, 1.0), (0,))
+    results = tmp_path / "results.jsonl"
+    smaller(privacy_measure, PROBLEMS={"digits": tiny}, RESULTS=tmp_path)
+    smaller(privacy_measure, lines=lambda lines=privacy_measure.lines: lines(results))
+    smaller(privacy_page, PROBLEMS={"digits": tiny}, PAGE=copied(privacy_page.PAGE, tmp_path))
+    smaller(privacy_page, lines=privacy_measure.lines)
+    smaller.run(privacy.main, "digits")
+    found = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [line["noise"] for line in found] == [None, 0.0, 1.0] * 2
+    assert [line["epsilon"] is None for line in found] == [True, True, False] * 2
+    smaller.run(privacy.main, "digits")
+    assert len(results.read_text().splitlines()) == len(found), "nothing is done twice"
+    smaller.run(privacy.main, "--page")
+    assert f"| 1 | {found[2]['epsilon']:.2f} |" in privacy_page.PAGE.read_text()
+
+
+def test_the_page_of_privacy_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.privacy --page`."""
+    text = privacy_page.PAGE.read_text()
+    assert all(privacy_page.epsilons(problem) in text for problem in privacy_measure.PROBLEMS)
+    assert len(privacy_measure.lines()) >= len(privacy_measure.entries("digits"))
+
+
+def test_attacks(smaller: Smaller, tmp_path: Path) -> None:
+    some = {"KINDS": ("scaled", "backdoor"), "DEFENCES": ("mean", "bounded_mean")}
+    smaller(attacks, **some)
+    smaller(attacks_page, RESULTS=tmp_path, PAGE=copied(attacks_page.PAGE, tmp_path), PROBLEMS=("digits",), **some)
+    smaller.run(attacks.main, "digits", "--set", "train.rounds=1")
+    found = attacks_page.lines("digits")
+    assert len(found) == 3 * 2 * (1 + 2 * 2)  # algorithms, rules, honest or two attacks by two shares
+    smaller.run(attacks.main, "digits", "--set", "train.rounds=1")
+    assert attacks_page.lines("digits") == found, "nothing is done twice"
+    smaller.run(attacks.main)
+    assert "| FedOVA + spectral, 20 % lie | mean | bounded_mean |" in attacks_page.PAGE.read_text()
+
+
+def test_the_page_of_attacks_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.attacks`."""
+    text = attacks_page.PAGE.read_text()
+    assert all(attacks_page.tables(problem) in text for problem in attacks_page.PROBLEMS)
+    assert attacks_page.worst("digits") in text
+    assert "not run" not in attacks_page.tables("digits")
 
 
 def test_speed(smaller: Smaller, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import fedge
-from fedge.core import Algorithm
+from fedge.core import Algorithm, At
 from fedge.engine import Loopback, Simulator
+from fedge.loop import cohorts
 
 DATA = fedge.data.load("digits")
 FEDERATION = fedge.Federation(DATA, fedge.partition.labels_per_client(DATA.train_y, 50, labels=2, seed=0))
@@ -101,6 +102,17 @@ def test_bytes_equal_the_formula(name: str, link) -> None:
     assert [(r["down_bytes"], r["up_bytes"]) for r in run.history] == [first, later, later]
 
 
+PRIVATE = fedge.Private(fedge.FedAvg(model()), clients=50, expected=C)
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_a_private_round_costs_those_whom_it_drew(link) -> None:
+    run = fedge.train(PRIVATE, FEDERATION, rounds=3, cohort=C, link=link(PRIVATE, FEDERATION))
+    drawn = [len(cohorts(50, C, "poisson")(At(0, round, 0))) for round in (1, 2, 3)]
+    assert len(set(drawn)) > 1
+    assert [(r["down_bytes"], r["up_bytes"]) for r in run.history] == [(c * D * B, c * (D * B + 4)) for c in drawn]
+
+
 def test_what_setup_costs() -> None:
     run = fedge.train(CASES["sharing"][0], FEDERATION, rounds=1, cohort=C)
     shared = round(0.2 * 1437 / 50)
@@ -113,6 +125,6 @@ def test_what_setup_costs() -> None:
 
 
 def test_every_algorithm_has_a_formula() -> None:
-    kinds = {type(case[0]) for case in CASES.values()}
+    kinds = {type(case[0]) for case in CASES.values()} | {type(PRIVATE)}
     assert kinds == set(fedge.algorithms.ALGORITHMS.values())
     assert all("Bytes" in (kind.__doc__ or "") for kind in kinds)

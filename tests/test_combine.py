@@ -85,9 +85,36 @@ def test_clipped_mean_shortens_what_is_long_and_leaves_the_rest() -> None:
     assert np.allclose(found[2], 0)
 
 
+@pytest.mark.parametrize(("jobs", "quantile"), [(1, 0.5), (4, 0.5), (7, 0.25), (9, 0.8)])
+def test_bounded_mean_is_that_of_a_plain_loop(jobs: int, quantile: float) -> None:
+    many = uploads(jobs)
+    many["delta"]["weight"][0] *= 1e6
+    rule, points = fedge.BoundedMean(quantile), rows(many)
+    lengths = [float(np.sqrt((point**2).sum())) for point in points]
+    limit = np.quantile(lengths, quantile)
+    expected = sum(min(1.0, limit / length) * point for point, length in zip(points, lengths, strict=True)) / jobs
+    found = flat(rule.together(rule.across(many), torch.rand(jobs)))
+    assert np.allclose(found, expected, atol=1e-12)
+    assert np.linalg.norm(found) <= limit * (1 + 1e-12)
+
+
+def test_bounded_mean_takes_its_limit_from_the_uploads_of_all_rows() -> None:
+    """A liar that is alone in its row is shortened to the usual length too; zeros stay zeros."""
+    many, stack = uploads(6), Stack(fedge.BoundedMean(), 2)
+    many["delta"]["weight"][5] *= 1e6
+    many["delta"]["weight"][4], many["delta"]["bias"][4] = 0.0, 0.0
+    stack.add([many], [torch.ones(6)], torch.tensor([0, 0, 0, 0, 0, 1]), torch.arange(6))
+    limit = np.quantile(np.linalg.norm(rows(many), axis=1), 0.5)
+    mean = stack.reply().mean
+    alone = flat({"delta": {name: leaf[1] for name, leaf in mean["delta"].items()}})
+    assert np.linalg.norm(alone) == pytest.approx(limit)
+    assert not flat({"delta": {n: leaf[4] for n, leaf in fedge.BoundedMean().across(many)["delta"].items()}}).any()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: fedge.BoundedMean(1.0), "quantile is 1.0, it must be above 0 and below 1"),
         (lambda: fedge.TrimmedMean(0.5), "share is 0.5, it must be at least 0 and below 0.5"),
         (lambda: fedge.Krum(-1), "bad is -1, it must be a whole number of at least 0"),
         (lambda: fedge.Krum(1, 0), "keep is 0, it must be a whole number of at least 1"),

@@ -15,7 +15,7 @@ import fedge
 ROOT = Path(fedge.__file__).parent
 
 # What each part may import of ours. `core`, `tree`, `keys`, `checks` and `handle` are the base that all may use.
-BASE = {"core", "tree", "keys", "checks", "handle", "ledger"}
+BASE = {"core", "tree", "keys", "checks", "handle", "ledger", "secret"}
 ALLOWED: dict[str, set[str]] = {
     "core": {"keys"},
     "codecs": {"core", "tree", "keys", "checks"},
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "tree": set(),
     "keys": set(),
     "checks": set(),
+    "secret": set(),
     "ledger": {"core"},
     "handle": {"core", "keys"},
     "data": {"checks"},
@@ -50,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
         "toml",
     },
+    "attacks": {*BASE, "algorithms", "combine", "data", "engine", "experiment", "federation", "runs", "loop"},
     "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "loop"},
     "sweep": {*BASE, "data", "engine", "loop", "runs", "toml", "experiment"},
     "cli": {
@@ -63,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "experiment",
         "report",
         "deploy",
+        "attacks",
         "bench",
     },
 }
@@ -77,6 +80,7 @@ NEEDS_AN_EXTRA = {
     "sklearn",
     "scipy",
     "pandas",
+    "dp_accounting",
 }
 
 

@@ -14,11 +14,16 @@ TITLES = {"digits": "digits", "fmnist": "Fashion-MNIST"}
 
 def write() -> None:
     text = PAGE.read_text()
-    for name, table in (("codecs", codecs()), ("rules", rules())):
-        begin, end = f"<!-- {name}: python -m benchmarks.uploads -->\n", f"<!-- /{name} -->"
-        head, rest = text.split(begin)
-        text = head + begin + table + end + rest.split(end, 1)[1]
+    for name, content in (("codecs", codecs()), ("rules", rules())):
+        text = filled(text, name, "python -m benchmarks.uploads", content)
     PAGE.write_text(text)
+
+
+def filled(text: str, name: str, command: str, content: str) -> str:
+    """A page with other content between the markers of this name."""
+    begin, end = f"<!-- {name}: {command} -->\n", f"<!-- /{name} -->"
+    head, rest = text.split(begin)
+    return head + begin + content + end + rest.split(end, 1)[1]
 
 
 def found(kind: str, problem: str, name: str) -> list[dict[str, Any]]:
@@ -44,7 +49,7 @@ def codecs() -> str:
             share = mean(line["up_bytes"] for line in some) / mean(line["up_bytes"] for line in plain) if some else None
             cells.append(f"{accuracy(some)} | {'' if share is None else f'1/{1 / share:.1f}'}")
         rows.append([name, *cells])
-    return _table(rows)
+    return table(rows)
 
 
 def rules() -> str:
@@ -54,10 +59,10 @@ def rules() -> str:
     for name in RULES:
         cells = [f"{accuracy(found('rule', p, name))} | {accuracy(found('lies', p, name))}" for p in shown]
         rows.append([name, *cells])
-    return _table(rows)
+    return table(rows)
 
 
-def _table(rows: list[list[str]]) -> str:
+def table(rows: list[list[str]]) -> str:
     text = [f"| {' | '.join(row)} |" for row in rows]
     columns = text[0].count("|") - 1
     return "\n".join([text[0], "|" + " --- |" * columns, *text[1:]]) + "\n"

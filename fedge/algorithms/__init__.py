@@ -14,6 +14,7 @@ from fedge.algorithms.fedper import FedPer
 from fedge.algorithms.fedprox import FedProx
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
 from fedge.algorithms.optimisers import SGD, Adam
+from fedge.algorithms.private import Private
 from fedge.algorithms.robust import Robust
 from fedge.algorithms.scaffold import SCAFFOLD
 from fedge.algorithms.spectral import Spectral
@@ -33,6 +34,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "averaged": Averaged,
     "robust": Robust,
     "compressed": Compressed,
+    "private": Private,
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FisherLBFGS",
+    "Private",
     "Robust",
     "Spectral",
 ]

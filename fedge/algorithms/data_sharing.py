@@ -28,6 +28,8 @@ class DataSharing(Wrapper[Any]):
             raise ValueError(f"beta is {self.beta!r}, it must be greater than 0 and at most 1")
         if any(isinstance(one, DataSharing) for one in chain(self.inner)):
             raise ValueError("data is shared once: add up the two betas instead of nesting DataSharing")
+        if self.inner.privacy() is not None:
+            raise ValueError("data sharing sends examples to everybody: nothing that Private promises would hold")
 
     def setup(self, state: Any) -> Flow[Any]:
         yield Share(self.beta)

@@ -64,6 +64,8 @@ class FedOVA(Wrapper[State]):
             raise ValueError("a binary problem has no classes left to split: FedOVA cannot wrap FedOVA")
         if any(isinstance(one, DataSharing) for one in inside):
             raise ValueError("data is shared with clients, not with classes: write DataSharing(FedOVA(...), beta)")
+        if self.inner.privacy() is not None:
+            raise ValueError("one client works on several classes: write Private(FedOVA(...)), which limits their sum")
         if isinstance(inside[-1], FedPer):
             raise ValueError("personal layers serve one client, and FedOVA's prediction compares models of all clients")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedge.algorithms.wrapper import Wrapper
-from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
+from fedge.combine import BoundedMean, ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
 from fedge.core import Algorithm, Ask, Combine, Flow
 
 
@@ -23,7 +23,7 @@ class Robust(Wrapper[Any]):
     """
 
     inner: Algorithm[Any]
-    combine: Mean | Median | TrimmedMean | Krum | ClippedMean | Combine = field(default_factory=Median)
+    combine: Mean | Median | TrimmedMean | Krum | ClippedMean | BoundedMean | Combine = field(default_factory=Median)
 
     def __post_init__(self) -> None:
         if not isinstance(self.combine, Combine):

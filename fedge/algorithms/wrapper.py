@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedge.core import Algorithm, Flow, Loss, Model, Params, Payload, S, Task, check_network
+from fedge.core import Algorithm, Flow, Loss, Model, Params, Payload, Privacy, S, Task, check_network
 
 
 class Wrapper(Algorithm[S]):
@@ -51,6 +51,9 @@ class Wrapper(Algorithm[S]):
 
     def notes(self, state: S) -> dict[str, Any]:
         return self.inner.notes(state)
+
+    def privacy(self) -> Privacy | None:
+        return self.inner.privacy()
 
     def params(self, state: S) -> Params:
         return self.inner.params(state)

@@ -34,6 +34,14 @@ COMMANDS = [
         examples("fedge export runs/digits/fedova fedova.onnx", "fedge export runs/digits/fedavg fedavg.safetensors"),
     ),
     Later(
+        "attack",
+        "Let a share of the clients lie, and see what each defence is worth.",
+        "fedge.cli.attack:attack",
+        examples(
+            "fedge attack --kind sign_flip --kind backdoor", "fedge attack mine.toml --share 0.2 --defence median"
+        ),
+    ),
+    Later(
         "bench",
         "Time fixed workloads against a plain loop over clients.",
         "fedge.cli.bench:bench",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedge.checks import positive
-from fedge.combine.stacked import squared_norms
+from fedge.combine.stacked import squared_norms, times
 from fedge.core import Combine, Payload
 
 
@@ -27,10 +25,4 @@ class ClippedMean(Combine):
 
     def each(self, uploads: Payload) -> Payload:
         factor = (self.limit / squared_norms(uploads).sqrt()).clamp(max=1.0)  # an upload of zeros: infinity, so 1
-        return {part: {name: _times(leaf, factor) for name, leaf in leaves.items()} for part, leaves in uploads.items()}
-
-
-def _times(leaf: Tensor, factor: Tensor) -> Tensor:
-    if not leaf.is_floating_point():
-        leaf = leaf.float()
-    return leaf * factor.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1))
+        return {part: {name: times(leaf, factor) for name, leaf in leaves.items()} for part, leaves in uploads.items()}

@@ -21,6 +21,11 @@ def squared_norms(uploads: Payload) -> Tensor:
     return torch.stack(squares).sum(0)
 
 
+def times(leaf: Tensor, factor: Tensor) -> Tensor:
+    """Every upload by a factor of its own, [J, ...] and [J]."""
+    return _real(leaf) * factor.to(_real(leaf).dtype).view(-1, *[1] * (leaf.dim() - 1))
+
+
 def flat(leaf: Tensor) -> Tensor:
     """[J, ...] -> [J, n]."""
     return leaf.reshape(len(leaf), -1)

@@ -182,10 +182,7 @@ class Simulator(BaseLink):
         `everybody` is all jobs of the ask, if others work on the rest.
         """
         self._note_sent(ask, tasks[0])
-        named = dict(zip(ask.tasks, tasks, strict=True))
-        limits = Limits(named, self.directory.sizes, self.max_weight, self.max_share)
-        limits.among(jobs if everybody is None else everybody)
-        intake = Intake(ask, tasks[0], limits, self.max_ratio)
+        intake = self.intake(ask, tasks, jobs if everybody is None else everybody)
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
@@ -200,6 +197,13 @@ class Simulator(BaseLink):
         for name, where in kept.parts().items():
             self._kept.setdefault(name, {}).update(where)
         return intake.total, dropped, up
+
+    def intake(self, ask: Ask, tasks: list[Task], jobs: Jobs) -> Intake:
+        """What takes in uploads: the server's checks, and its rule; `jobs` are all jobs of the ask."""
+        named = dict(zip(ask.tasks, tasks, strict=True))
+        limits = Limits(named, self.directory.sizes, self.max_weight, self.max_share)
+        limits.among(jobs)
+        return Intake(ask, tasks[0], limits, self.max_ratio)
 
     def close(self, at: At) -> None:
         """All asks of a phase are done: what belongs to uploads that did not count is forgotten."""

@@ -67,7 +67,7 @@ DATA = Part({"load": load})
 PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
 MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
 TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
-ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients"}))
+ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
 PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "algorithm": ALGORITHM}
 
 

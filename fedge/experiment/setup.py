@@ -68,7 +68,8 @@ def build_algorithms(experiment: Experiment, federation: Federation) -> dict[str
         return make_model(experiment.model, federation.data, outputs)
 
     numbered = enumerate(experiment.algorithm, 1)
-    made = [make_algorithm(table, place(n, table), federation, model) for n, table in numbered]
+    cohort = experiment.train["cohort"]
+    made = [make_algorithm(table, place(n, table), federation, model, cohort=cohort) for n, table in numbered]
     return dict(zip(experiment.labels, made, strict=True))
 
 
@@ -91,7 +92,12 @@ def make_model(table: Table, data: Data, outputs: int) -> nn.Module:
 
 
 def make_algorithm(
-    table: Table, where: str, federation: Federation, model: Callable[[int], nn.Module], outputs: int | None = None
+    table: Table,
+    where: str,
+    federation: Federation,
+    model: Callable[[int], nn.Module],
+    outputs: int | None = None,
+    cohort: int | None = None,
 ) -> Algorithm[Any]:
     """An algorithm around a model, or around the algorithm that it wraps; `outputs` are what a wrapper wants inside."""
     kind = ALGORITHM.chosen(table, where)
@@ -101,9 +107,12 @@ def make_algorithm(
         given.setdefault("classes", federation.data.classes)
     if "clients" in hints and outputs is None and not given.get("weighted"):  # one number serves no class by itself
         given.setdefault("clients", federation.clients)
+    if "expected" in hints:
+        given.setdefault("expected", cohort or federation.clients)
     if wraps(kind):
         wanted = getattr(kind, "inner_outputs", None) or outputs
-        given["inner"] = make_algorithm(table["inner"], inside(where, table["inner"]), federation, model, wanted)
+        within = inside(where, table["inner"])
+        given["inner"] = make_algorithm(table["inner"], within, federation, model, wanted, cohort)
     else:
         given["model"] = model(outputs or _outputs(federation.data))
     with at(where):

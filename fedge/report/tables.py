@@ -55,6 +55,7 @@ def _columns(target: float | None) -> list[Column]:
             lambda run: percent(_stated(run, "final_train_accuracy", last(run, "train_accuracy"))),
         ),
         ("final test loss", _loss),
+        ("epsilon, at delta", _privacy),
         ("MB up", lambda run: number(megabytes(run, "up"))),
         ("MB down", lambda run: number(megabytes(run, "down"))),
         ("MB in total", lambda run: number(megabytes(run, "up") + megabytes(run, "down"))),
@@ -94,6 +95,14 @@ def _loss(run: RunFolder) -> Cell:
     """Of runs without an accuracy, which have nothing else to show."""
     loss = _stated(run, "final_loss", last(run, "test_loss"))
     return f"{loss:.4g}" if is_number(loss) and not curve(run, "test_accuracy").y else None
+
+
+def _privacy(run: RunFolder) -> Cell:
+    """What a private run has spent; the sign of infinity where its noise is none."""
+    epsilon, delta = last(run, "epsilon"), last(run, "delta")
+    if not is_number(delta):
+        return None
+    return f"{epsilon:.3g} at {delta:.1e}" if is_number(epsilon) else "∞: no noise"
 
 
 def dropouts_table(runs: Sequence[RunFolder]) -> tuple[str, int]:

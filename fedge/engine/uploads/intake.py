@@ -53,6 +53,8 @@ class Intake:
         self.total, self.limits, self.max_ratio = new_total(ask, task), limits, max_ratio
         self._sizes: list[list[float]] = []  # by task, ascending
         self._held: list[Held] = []
+        if ask.combine.bounds:
+            self.max_ratio = None
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         if not uploads:  # private tasks alone

@@ -48,7 +48,8 @@ class Stack:
             return Reply({}, torch.zeros(() if self.rows is None else (self.rows,), dtype=torch.long))
         whole = self._whole()
         self._tell(whole)
-        found = [self._row(whole, row) for row in range(self.rows or 1)]
+        compared = whole._replace(uploads=[self._compared(upload) for upload in whole.uploads])
+        found = [self._row(compared, row) for row in range(self.rows or 1)]
         if self.rows is None:
             mean, clients = found[0][0], found[0][1]
         else:
@@ -59,7 +60,7 @@ class Stack:
             clients = torch.stack([count for _, count in found])
         parts = {part: leaves for one in whole.uploads for part, leaves in one.items()}
         weights = {part: w for one, w in zip(whole.uploads, whole.weights, strict=True) for part in one}
-        return Reply(mean, clients, Uploads(parts, weights, whole.positions))
+        return Reply(mean, clients, Uploads(parts, weights, whole.positions, whole.clients))
 
     def _whole(self) -> Piece:
         order = sorted(
@@ -81,6 +82,10 @@ class Stack:
         weights = [torch.cat([piece.weights[task] for piece in self.pieces])[there] for task in tasks]
         positions = torch.cat([piece.positions for piece in self.pieces])[there]
         return Piece(uploads, weights, positions, torch.cat([piece.clients for piece in self.pieces])[chosen])
+
+    def _compared(self, upload: Payload) -> Payload:
+        large, small = split(upload)
+        return {**self.combine.across(large), **small}
 
     def _row(self, whole: Piece, row: int) -> tuple[Payload, Tensor]:
         chosen = whole.positions == row if self.rows is not None else torch.ones_like(whole.positions, dtype=torch.bool)

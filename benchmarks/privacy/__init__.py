@@ -1,0 +1,1 @@
+"""Accuracy against epsilon: docs/privacy.md is made from these results."""

@@ -1,0 +1,102 @@
+"""A link around a link, some of whose clients lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedge.attacks.attack import Attack, Seen, attackers
+from fedge.attacks.backdoor import poisoned
+from fedge.combine import Limited
+from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply, Task, Uploads
+from fedge.engine import Around, BaseLink, Engine, Simulator
+from fedge.engine.clients.directory import Jobs
+from fedge.engine.clients.run_task import Upload
+from fedge.engine.links.base_link import Replies, named
+from fedge.engine.uploads import checks
+from fedge.federation import Federation
+
+
+class Attacked(Around):
+    """Clients work honestly, then liars' uploads are forged; the server's checks and its rule see what is left.
+
+    `liars` know everything: the uploads of all clients, and what the server will do with them.
+    """
+
+    def __init__(self, inner: BaseLink, attack: Attack, liars: Iterable[int]) -> None:
+        super().__init__(inner)
+        self.attack, self.liars = attack, frozenset(liars)
+        server = inner
+        while isinstance(server, Around):
+            server = server.inner
+        if not isinstance(server, Simulator):
+            raise TypeError(f"attacks are simulated on a Simulator, not on a {type(server).__name__}")
+        self.server = server
+
+    @torch.no_grad()
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        gathered, dropped = self.inner.ask(at, tuple(replace(ask, combine=Limited()) for ask in asks), clients)
+        found, asked = [], list[int]()
+        for ask, reply in zip(asks, gathered, strict=True):
+            if reply.uploads is None:
+                found.append(reply)
+                continue
+            asked += reply.uploads.clients.tolist()
+            answer, refused = self._judged(ask, reply.uploads)
+            found.append(answer)
+            dropped = [*dropped, *refused]
+        if asked:
+            checks.require(checks.good_clients(asked, dropped), self.server.min_replies, asks[0].tasks[0], dropped)
+        return found, dropped
+
+    def _judged(self, ask: Ask, uploads: Uploads) -> tuple[Reply, list[Drop]]:
+        """What the server makes of all uploads, forged ones among them."""
+        tasks = named(self.server.tasks, ask)
+        jobs = _jobs(ask, tasks[0], uploads)
+        intake = self.server.intake(ask, tasks, jobs)
+        refused = intake.take(jobs, uploads.rows, self._forged(ask, tasks, uploads))[0]
+        refused = [*refused, *intake.close()[0]]
+        return intake.total.reply(), refused
+
+    def _forged(self, ask: Ask, tasks: list[Task], uploads: Uploads) -> dict[str, Upload]:
+        lies = torch.tensor([client in self.liars for client in uploads.clients.tolist()])
+        seen = Seen(lies.to(uploads.rows.device), uploads.rows)
+        sending = [name for name, task in zip(ask.tasks, tasks, strict=True) if not task.private]
+        return {
+            name: self.attack.forged(parts, weights, seen)
+            for name, (parts, weights) in zip(sending, _by_task(uploads), strict=True)
+        }
+
+
+def _jobs(ask: Ask, task: Task, uploads: Uploads) -> Jobs:
+    rows = range(task.rows or 1) if ask.rows is None else ask.rows
+    position = uploads.rows.cpu()
+    return Jobs(uploads.clients, torch.tensor([rows[at] for at in position.tolist()], dtype=torch.long), position)
+
+
+def _by_task(uploads: Uploads) -> list[Upload]:
+    """The parts of one task have one weight, and come one after another."""
+    found: dict[int, tuple[Payload, Tensor]] = {}
+    for part, leaves in uploads.parts.items():
+        weights = uploads.weights[part]
+        found.setdefault(id(weights), ({}, weights))[0][part] = leaves
+    return list(found.values())
+
+
+def attacked(
+    algorithm: Algorithm[Any],
+    federation: Federation,
+    attack: Attack,
+    share: float,
+    seed: int = 0,
+    engine: Engine | None = None,
+) -> Attacked:
+    """A simulated federation, a share of whose clients attacks; which, is a matter of the seed alone."""
+    liars = attackers(federation.clients, share, seed)
+    inside = poisoned(federation, attack.kind, liars) if attack.poisons else federation
+    link = (engine or Engine()).link(algorithm, inside)
+    return Attacked(link, attack, liars)

@@ -1,0 +1,145 @@
+"""Every attack against every defence: what is left of the accuracy of an experiment's algorithms."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fedge.algorithms import Robust
+from fedge.attacks.attack import KINDS, Attack
+from fedge.attacks.backdoor import success
+from fedge.attacks.link import attacked
+from fedge.checks import nearest
+from fedge.core import Algorithm
+from fedge.engine import TooFewReplies
+from fedge.experiment import Experiment, ExperimentError, Setup
+from fedge.experiment.training import basics_of, engine_of
+from fedge.experiment.values import Mismatch, complain, convert, made
+from fedge.loop import train
+from fedge.runs.run import Record
+
+NONE = "none"  # the attack of nobody
+MEAN = "mean"
+RECOMMENDED = "bounded_mean"
+DEFENCES = {  # what is tried by default, with settings for cohorts of some 20 clients
+    MEAN: "mean",
+    "median": "median",
+    "trimmed_mean": "trimmed_mean,share=0.3",
+    "krum": "krum,bad=4,keep=8",
+    "clipped_mean": "clipped_mean,limit=1.0",
+    RECOMMENDED: "bounded_mean",
+}
+ELSEWHERE = ("device", "checkpoint_every", "chunk", "workers")  # fields that leave the numbers alone
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What identifies a run."""
+
+    algorithm: str
+    kind: str
+    share: float
+    defence: str
+    seed: int
+    config: str  # a checksum of the algorithm and of all that it was run on
+
+
+def cases(
+    experiment: Experiment, kinds: Sequence[str], shares: Sequence[float], defences: Sequence[str]
+) -> Iterator[Case]:
+    """Every algorithm with every defence: without liars, then under every attack by every share of the clients."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ExperimentError(f"kind is {kind!r}{nearest(kind, KINDS)}, it must be one of {', '.join(KINDS)}")
+    for share in shares:
+        if not 0 < share < 1:
+            raise ExperimentError(f"share is {share}, it must be above 0 and below 1: the share of clients that lie")
+    seed = experiment.train["seed"]
+    for label in experiment.labels:
+        config = _checksum(experiment, label)
+        for defence in defences:
+            defended(None, defence)
+            yield Case(label, NONE, 0.0, defence, seed, config)
+            yield from (Case(label, kind, share, defence, seed, config) for share in shares for kind in kinds)
+
+
+def _checksum(experiment: Experiment, label: str) -> str:
+    config = experiment.config(label)
+    plain = {**config, "train": {name: one for name, one in config["train"].items() if name not in ELSEWHERE}}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def defended(algorithm: Algorithm[Any] | None, text: str) -> Algorithm[Any] | None:
+    """The algorithm with the rule that a text names, such as `median` or `krum,bad=4,keep=8`."""
+    hint = get_type_hints(Robust)["combine"]
+    name, *settings = DEFENCES.get(text, text).split(",")
+    try:
+        table = {"name": name, **tomllib.loads("\n".join(settings))}
+        rule = made(convert(table, hint), hint)
+    except (Mismatch, tomllib.TOMLDecodeError, ValueError) as error:
+        why = complain("defence", {"name": name}, hint) if isinstance(error, Mismatch) and not settings else str(error)
+        remedy = "write it as median, or krum,bad=4,keep=8"
+        raise ExperimentError(f"defence is {text!r}: {why or 'its settings do not fit'}; {remedy}") from None
+    if algorithm is None or name == MEAN:
+        return algorithm
+    return Robust(algorithm, rule)
+
+
+def run(case: Case, setup: Setup) -> Line:
+    """One training run: the mean accuracy of its last tenth, and of a back door how often it opened."""
+    algorithm = defended(setup.algorithms[case.algorithm], case.defence)
+    assert algorithm is not None
+    kind = "free_rider" if case.kind == NONE else case.kind  # of nobody
+    engine = engine_of(setup.train)
+    link = attacked(algorithm, setup.federation, Attack(kind), case.share, case.seed, engine)
+    records: list[Record] = []
+    basics = basics_of(setup.train)
+    opened = None
+    try:
+        done = train(algorithm, setup.federation, **basics, link=link, on_round=records.append)
+        opened = success(done.predict, setup.federation.data) if setup.federation.data.classes else None
+    except TooFewReplies:  # the model is not finite any more, or no upload is left
+        pass
+    last = max(1, basics["rounds"] // 10)
+    curve = [record["test_accuracy"] for record in records[-last:]]
+    whole = len(records) == basics["rounds"]
+    return {
+        **asdict(case),
+        "rounds": len(records),
+        "final": sum(curve) / last if whole else None,
+        "opened": opened,
+        "dropped": sum(len(record["dropped"]) for record in records),
+    }
+
+
+def study(wanted: Iterable[Case], setup: Setup, file: Path | None, tell: Callable[[Line], None]) -> list[Line]:
+    """All cases; those that the file has are not run again, the others are written to it one by one."""
+    known = {} if file is None else read(file)
+    found = []
+    for case in wanted:
+        line = known.get(case)
+        if line is None:
+            line = run(case, setup)
+            _keep(line, file)
+        tell(line)
+        found.append(line)
+    return found
+
+
+def _keep(line: Line, file: Path | None) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+
+
+def read(file: Path) -> dict[Case, Line]:
+    """The lines of earlier runs."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    return {Case(**{name: line[name] for name in Case.__dataclass_fields__}): line for line in lines}

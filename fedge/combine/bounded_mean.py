@@ -1,0 +1,39 @@
+"""The mean of uploads that are no longer than most: norm bounding (Sun et al., Can You Really Backdoor Federated
+Learning?, 2019) at a quantile of the lengths (Andrew et al., Differentially Private Learning with Adaptive Clipping,
+NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedge.combine.stacked import coordinates, squared_norms, times
+from fedge.core import Combine, Payload
+
+
+@dataclass(frozen=True)
+class BoundedMean(Combine):
+    """sum_j c_j u_j / J with c_j = min(1, limit / |u_j|), limit the `quantile` of the lengths |u_1|, ..., |u_J|.
+
+    The length is over all tensors of an upload, and the quantile over the uploads of all rows: a class of FedOVA has
+    few uploads, the cohort has many. Weights do not count, since a liar would choose its own. A share s of liars then
+    moves the mean by s * limit at most, whatever they send; as long as less than 1 - quantile of the uploads are lies,
+    the limit is no larger than an honest length. Needs all uploads at once.
+    """
+
+    quantile: float = 0.5
+
+    def __post_init__(self) -> None:
+        value = self.quantile
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            raise ValueError(f"quantile is {value!r}, it must be above 0 and below 1: the share of uploads left alone")
+
+    def across(self, uploads: Payload) -> Payload:
+        lengths = squared_norms(uploads).sqrt()
+        limit = lengths.quantile(self.quantile)
+        factor = (limit / lengths).nan_to_num(nan=1.0).clamp(max=1.0)  # an upload of zeros stays one
+        return {part: {n: times(leaf, factor) for n, leaf in leaves.items()} for part, leaves in uploads.items()}
+
+    def together(self, uploads: Payload, weights: Tensor) -> Payload:
+        return coordinates(lambda leaf: leaf.mean(0), uploads)

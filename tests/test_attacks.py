@@ -1,0 +1,226 @@
+"""Clients that lie: what each kind of attack sends, and what the recommended defence keeps of the accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedge
+from fedge.attacks import KINDS, Attack, Attacked, attacked, attackers, success
+from fedge.attacks.attack import WEIGHT, Seen
+from fedge.attacks.backdoor import TARGET, poisoned, trigger
+from fedge.attacks.study import NONE, RECOMMENDED, cases, defended, run
+from fedge.cli.app import app
+from fedge.engine import Loopback, Simulator
+from fedge.experiment import ExperimentError, build, load
+from tests.cases import algorithms, close, ragged, toy_data, toy_model
+from tests.lossy import Slow
+
+SEEN = Seen(torch.tensor([True, False, False, True, False]), torch.tensor([0, 0, 0, 1, 1]))
+
+
+def uploads() -> tuple[np.ndarray, dict]:
+    one = np.random.default_rng(0).standard_normal((5, 3, 2))
+    return one, {"delta": {"weight": torch.from_numpy(one)}}
+
+
+def forged(kind: str, strength: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    weights = torch.tensor([3.0, 1.0, 2.0, 5.0, 1.0])
+    found, claimed = Attack(kind, strength).forged(uploads()[1], weights, SEEN)
+    return found["delta"]["weight"].numpy(), claimed.numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_honest_are_left_alone(kind: str) -> None:
+    found, weights = forged(kind)
+    assert np.array_equal(found[[1, 2, 4]], uploads()[0][[1, 2, 4]])
+    assert weights[[1, 2, 4]].tolist() == [1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [("sign_flip", -1), ("scaled", -10), ("free_rider", 0), ("weight_liar", -1), ("backdoor", 2)]
+)
+def test_liars_send_a_multiple_of_what_they_computed(kind: str, times: float) -> None:
+    found, weights = forged(kind)
+    assert np.allclose(found[[0, 3]], times * uploads()[0][[0, 3]])
+    assert weights[[0, 3]].tolist() == ([WEIGHT] * 2 if kind == "weight_liar" else [3.0, 5.0])
+    assert np.allclose(forged("scaled", 3.0)[0][0], -3 * uploads()[0][0])
+
+
+def test_a_constant_is_ten_times_the_size_of_honest_numbers() -> None:
+    one = uploads()[0]
+    size = np.sqrt((one[[1, 2, 4]] ** 2).mean())
+    assert np.allclose(forged("constant")[0][[0, 3]], 10 * size)
+
+
+def test_a_little_is_the_mean_less_deviations_of_the_honest_in_the_same_row() -> None:
+    one = uploads()[0]
+    found, _ = forged("little")
+    assert np.allclose(found[0], one[[1, 2]].mean(0) - 1.5 * one[[1, 2]].std(0))
+    assert np.array_equal(found[3], one[3])  # one honest upload in its row has no deviation
+
+
+def test_who_lies_depends_on_the_seed_alone() -> None:
+    assert attackers(100, 0.1, 0) == attackers(100, 0.1, 0)
+    assert attackers(100, 0.1, 0) != attackers(100, 0.1, 1)
+    assert len(attackers(100, 0.2, 3)) == 20
+    assert attackers(100, 0.0, 0) == []
+    with pytest.raises(ValueError, match=r"share is 1.5, it must be at least 0 and at most 1"):
+        attackers(100, 1.5, 0)
+    with pytest.raises(ValueError, match=r"kind is 'signflip' \(did you mean 'sign_flip'\?\)"):
+        Attack("signflip")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedova_fedavg", "lbfgs_product_next", "robust_krum", "fedper", "scaffold"])
+def test_without_liars_the_link_changes_nothing(name: str) -> None:
+    algorithm, federation = algorithms()[name], ragged(toy_data())
+    settings = {"rounds": 3, "cohort": 5, "seed": 3}
+    plain = fedge.train(algorithm, federation, **settings)
+    link = attacked(algorithm, federation, Attack("scaled"), 0.0)
+    found = fedge.train(algorithm, federation, link=link, **settings)
+    assert close(plain.params, found.params) < 1e-12
+    assert plain.ledger.rows == found.ledger.rows
+
+
+def test_a_liar_is_the_only_one_whose_upload_changes() -> None:
+    """One round of a plain mean: to send the opposite moves the model twice as far as to send nothing."""
+    algorithm, federation = fedge.FedAvg(toy_model(), lr=0.2, epochs=1, batch_size=4), ragged(toy_data())
+
+    def after(kind: str | None) -> dict[str, torch.Tensor]:
+        link = Simulator(algorithm, federation)
+        return fedge.train(
+            algorithm, federation, rounds=1, link=link if kind is None else Attacked(link, Attack(kind), [4])
+        ).params
+
+    honest, lied, idle = after(None), after("sign_flip"), after("free_rider")
+    for name, leaf in honest.items():
+        assert torch.allclose(leaf - lied[name], 2 * (leaf - idle[name]), atol=1e-12)
+    assert close(honest, idle) > 1e-3
+
+
+def test_checks_see_what_liars_send() -> None:
+    """A lie that the server refuses is dropped and named."""
+    algorithm, federation = fedge.FedAvg(fedge.models.mlp(6, (12,), 3, seed=1).double(), epochs=1), ragged(toy_data())
+    link = Attacked(Slow(Simulator(algorithm, federation), 0.0), Attack("scaled", 1e8), [1, 4])
+    run = fedge.train(algorithm, federation, rounds=2, link=link)
+    assert [(d["client"], d["task"]) for d in run.history[0]["dropped"]] == [(1, "train"), (4, "train")]
+    assert "times the usual" in run.history[0]["dropped"][0]["reason"]
+    with pytest.raises(TypeError, match="attacks are simulated on a Simulator, not on a Loopback"):
+        Attacked(Loopback(algorithm, federation), Attack("scaled"), [1])
+
+
+# -- poisoned data
+
+
+def test_poisoned_clients_hold_forged_copies_and_the_others_what_they_had() -> None:
+    federation = ragged(toy_data())
+    flipped = poisoned(federation, "label_flip", [2])
+    assert torch.equal(flipped.sizes, federation.sizes)
+    for client in range(federation.clients):
+        before, after = federation.examples(client), flipped.examples(client)
+        labels = federation.data.train_y[before]
+        assert torch.equal(flipped.data.train_x[after], federation.data.train_x[before])
+        assert torch.equal(flipped.data.train_y[after], 2 - labels if client == 2 else labels)
+    opened = poisoned(federation, "backdoor", [4])
+    mine = opened.examples(4)
+    assert opened.data.train_y[mine][:12].tolist() == [TARGET] * 12  # half of 24
+    assert torch.equal(opened.data.train_y[mine][12:], federation.data.train_y[federation.examples(4)][12:])
+    regression = fedge.data.Data(torch.zeros(4, 2), torch.zeros(4), torch.zeros(1, 2), torch.zeros(1), 0)
+    with pytest.raises(ValueError, match="kind is 'label_flip', which forges labels: the data have none"):
+        poisoned(fedge.Federation(regression, [[0, 1], [2, 3]]), "label_flip", [0])
+
+
+@pytest.mark.parametrize(("shape", "changed"), [((64,), 4), ((1, 28, 28), 9), ((3, 32, 32), 27), ((8, 8), 4)])
+def test_a_trigger_is_small_and_bright(shape: tuple[int, ...], changed: int) -> None:
+    found = trigger(torch.zeros(2, *shape), 7.0)
+    assert (found[0] != 0).sum() == changed
+    assert found.max() == 7.0
+
+
+def test_success_counts_images_of_other_classes_taken_for_the_target() -> None:
+    data = fedge.data.load("digits")
+
+    def fooled(x: torch.Tensor) -> torch.Tensor:
+        lit = x[..., -2:, -2:].flatten(1).min(1).values == data.train_x.max()
+        return torch.where(lit, TARGET, 5)
+
+    assert success(fooled, data) == 1.0
+    assert success(lambda x: torch.full((len(x),), 5), data) == 0.0
+
+
+# -- what the defences are worth
+
+
+@pytest.fixture(scope="module")
+def digits():
+    experiment = load(None, ["train.device=cpu"])
+    return experiment, build(experiment)
+
+
+@pytest.mark.parametrize("label", ["FedAvg", "FedOVA", "FedOVA + spectral"])
+def test_with_the_recommended_defence_no_attack_of_a_tenth_costs_five_points(label: str, digits) -> None:
+    """Measured against the undefended accuracy of honest clients, in the experiment of `fedge run`."""
+    experiment, setup = digits
+    honest = next(case for case in cases(experiment, [], [], ["mean"]) if case.algorithm == label)
+    best = run(honest, setup)["final"]
+    under = [case for case in cases(experiment, list(KINDS), [0.1], [RECOMMENDED]) if case.algorithm == label]
+    left = {case.kind: run(case, setup)["final"] for case in under}
+    assert set(left) == {NONE, *KINDS}
+    assert {kind: final for kind, final in left.items() if final is None or final < best - 0.05} == {}
+
+
+def test_without_a_defence_attacks_ruin_the_model(digits) -> None:
+    experiment, setup = digits
+    found = {
+        case.algorithm: run(case, setup)["final"]
+        for case in cases(experiment, ["scaled"], [0.1], ["mean"])
+        if case.kind != NONE
+    }
+    assert all(final is None or final < 0.75 for final in found.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["flip"], [0.1], ["mean"]), "kind is 'flip', it must be one of sign_flip"),
+        ((["scaled"], [1.0], ["mean"]), "share is 1.0, it must be above 0 and below 1"),
+        ((["scaled"], [0.1], ["medan"]), r"defence is 'medan': defence.name is 'medan' \(did you mean 'median'\?\)"),
+        ((["scaled"], [0.1], ["krum,bad=x"]), "defence is 'krum,bad=x'"),
+        ((["scaled"], [0.1], ["krum,good=1"]), "its settings do not fit; write it as median, or krum,bad=4,keep=8"),
+        ((["scaled"], [0.1], ["trimmed_mean,share=0.7"]), "share is 0.7, it must be at least 0 and below 0.5"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(arguments, message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        list(cases(load(None), *arguments))
+
+
+def test_a_defence_is_a_rule_around_the_algorithm() -> None:
+    inner = fedge.FedAvg(toy_model())
+    assert defended(inner, "mean") is inner
+    assert defended(inner, "krum,bad=2,keep=3").combine == fedge.Krum(2, 3)
+    assert defended(inner, "krum").combine == fedge.Krum(4, 8)
+    assert defended(inner, "bounded_mean").combine == fedge.BoundedMean()
+
+
+def test_the_command_prints_a_table_and_runs_nothing_twice(tmp_path: Path) -> None:
+    words = ["attack", "--kind", "backdoor", "--kind", "scaled", "--set", "train.rounds=2", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "out"), "--defence", "median"]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    file = tmp_path / "out" / "attacks.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 9  # three algorithms, honest and two attacks
+    assert "opens" in first.output
+    assert "FedOVA + spectral" in first.output
+    again = CliRunner().invoke(app, [*words, "--json", "--quiet"])
+    assert json.loads(again.stdout)["runs"] == lines
+    assert len(file.read_text().splitlines()) == 9
+    wrong = CliRunner().invoke(app, ["attack", "--kind", "flip"])
+    assert wrong.exit_code == 2
+    assert "kind is 'flip'" in wrong.output
