@@ -91,6 +91,39 @@ def test_fisher_lbfgs_against_the_plain_loop(name: str) -> None:
         assert len(run.state["pairs"]) == 2
 
 
+def test_the_record_says_whether_the_curvature_acts() -> None:
+    """Against the pairs and steps of the state; at "next" a pair is offered one round later."""
+    federation = ragged(toy_data())
+    for at in ("same", "next"):
+        algorithm = fedge.FisherLBFGS(toy_model(), epochs=2, batch_size=4, damping=0.1, curvature_at=at)
+        before = fedge.train(algorithm, federation, rounds=2, cohort=5, seed=9)
+        run = fedge.train(algorithm, federation, rounds=1, cohort=5, seed=9, start=before)
+        record = run.history[-1]
+        s, y = (torch.cat([leaf.flatten() for leaf in one.values()]) for one in run.state["pairs"][-1])
+        assert record["cos_sy"] == pytest.approx(float(torch.cosine_similarity(s, y, 0)), abs=1e-12)
+        assert record["length_sy"] == pytest.approx(float(y.norm() / s.norm()))
+        assert record["accepted_pairs"] == (3 if at == "same" else 2)
+        assert run.history[0].get("cos_step") == pytest.approx(1.0)  # no pair yet: the mean update itself
+        assert 0 < record["cos_step"] < 1 - 1e-6
+    assert "cos_sy" not in run.history[0]
+
+
+def test_a_large_damping_is_seen_to_leave_no_curvature() -> None:
+    options = {"epochs": 2, "batch_size": 4, "damping": 1e3}
+    algorithm = fedge.FisherLBFGS(toy_model(), **options)
+    run = fedge.train(algorithm, ragged(toy_data()), rounds=3, cohort=5)
+    assert run.history[-1]["cos_sy"] > 1 - 1e-6
+    assert run.history[-1]["length_sy"] == pytest.approx(1e3, rel=1e-3)
+
+
+def test_classes_of_fedova_have_the_mean_of_their_cosines_and_the_sum_of_their_pairs() -> None:
+    inner = fedge.FisherLBFGS(toy_model(outputs=2), epochs=2, batch_size=4)
+    run = fedge.train(fedge.FedOVA(inner, classes=3), ragged(toy_data()), rounds=2, seed=9)
+    each = [inner.notes(one) for one in run.state]
+    assert run.history[-1]["accepted_pairs"] == 6
+    assert run.history[-1]["cos_sy"] == pytest.approx(sum(one["cos_sy"] for one in each) / 3)
+
+
 def test_batch_square_is_what_its_name_says() -> None:
     from tests.reference.curvature import batch_square
 

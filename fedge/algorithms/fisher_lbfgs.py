@@ -5,6 +5,7 @@ Liu, Zhu and Yu, Resource-constrained Federated Edge Learning with Heterogeneous
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.lbfgs import direction, is_safe
+from fedge.algorithms.lbfgs import compared, direction, is_safe
 from fedge.algorithms.local import LocalTraining
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import PASS_BATCH, average
@@ -24,6 +25,7 @@ from fedge.handle import cross_entropy
 
 State = dict[str, Any]
 _HUGE = 1e30
+_COUNTS = {"accepted": 0, "refused": 0, "shape": {}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,10 @@ class FisherLBFGS(Algorithm[State]):
     mini-batch gradients. `curvature_at="next"` takes B at w_{t+1} over the next cohort: s_t travels with the parameters
     and one phase is saved. `candidates`: the cohort is asked for its loss at w_t + a lr p_t for each a, and the best is
     taken (a phase of a few scalars). A pair without safely positive curvature (s.y <= floor s.s) is refused.
+
+    The record of a round says whether the curvature acts: `cos_sy` = cos(s, y) and `length_sy` = |y| / |s| of the pair
+    that was offered, `cos_step` = cos(p, -g) and `length_step` = |p| / |g|, `accepted_pairs` and `refused_pairs` so
+    far. With both cosines near 1 and constant lengths H is a multiple of the identity: FedAvg with another server step.
 
     Bytes per round, d parameters of b bytes, cohort c:
         diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,
@@ -164,21 +170,23 @@ class FisherLBFGS(Algorithm[State]):
     # -- server
 
     def init(self, params: Params) -> State:
-        return {"params": params, "pairs": [], "last": None, "refused": 0, **schedule.begin(self.lr_decay)}
+        return {"params": params, "pairs": [], "last": None, **_COUNTS, **schedule.begin(self.lr_decay)}
 
     def adopt(self, state: State) -> State:
-        return schedule.begin(self.lr_decay) | state
+        return {**_COUNTS, **schedule.begin(self.lr_decay), **state}
 
     def round(self, state: State) -> Flow[State]:
-        w, pairs, refused = state["params"], list(state["pairs"]), state["refused"]
+        w, pairs = state["params"], list(state["pairs"])
+        counts = {name: state.get(name, start) for name, start in _COUNTS.items()} | {"shape": {}}
         next_point = self.curvature_at == "next"
         gathered = yield self._ask(w, state["last"], schedule.part(self.lr_decay, state))
         g = gathered.mean["grad"]
         if self.source == "gradient" and self.weight_decay:
             g = tree.axpy(self.weight_decay, w, g)
         if next_point and state["last"] is not None:
-            refused += self._offer(pairs, state["last"], self._times(gathered.mean, state["last"]))
+            self._count(counts, self._offer(pairs, state["last"], self._times(gathered.mean, state["last"])), pairs)
         p = self._direction(pairs, g)
+        counts["shape"] |= _named("step", tree.scale(-1.0, g), p)
         length = self.lr
         if self.candidates:
             tried = yield Ask("losses", {"p": p}, reuse=("params",))
@@ -188,8 +196,8 @@ class FisherLBFGS(Algorithm[State]):
             curved = gathered
             if self.curvature == "product":
                 curved = yield Ask("product", {"s": s}, reuse=("params",))
-            refused += self._offer(pairs, s, self._times(curved.mean, s))
-        after = {"pairs": pairs, "last": s if next_point else None, "refused": refused}
+            self._count(counts, self._offer(pairs, s, self._times(curved.mean, s)), pairs)
+        after = {"pairs": pairs, "last": s if next_point else None, **counts}
         return {"params": tree.add(w, s), **after, **schedule.after(self.lr_decay, state)}
 
     def _ask(self, w: Params, last: Params | None, shrunk: Payload) -> Ask:
@@ -228,5 +236,18 @@ class FisherLBFGS(Algorithm[State]):
             losses = losses + self.weight_decay / 2 * torch.stack([tree.dot(point, point) for point in points])
         return self.candidates[int(torch.nan_to_num(losses, nan=torch.inf).argmin())]
 
+    def _count(self, counts: dict[str, Any], refused: int, pairs: list[Any]) -> None:
+        counts["refused"] += refused
+        counts["accepted"] += 1 - refused
+        if not refused:
+            counts["shape"] |= _named("sy", *pairs[-1])
+
     def notes(self, state: State) -> dict[str, Any]:
-        return {"refused_pairs": state["refused"]}
+        counted = {f"{name}_pairs": state.get(name, 0) for name in ("accepted", "refused")}
+        return {**counted, **state.get("shape", {})}
+
+
+def _named(what: str, a: Params, b: Params) -> dict[str, float]:
+    """cos(a, b) and |b| / |a| for the record, nothing if one of them is zero or not finite."""
+    found = compared(a, b)
+    return dict(zip((f"cos_{what}", f"length_{what}"), found, strict=True)) if all(map(math.isfinite, found)) else {}
