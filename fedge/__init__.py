@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "fedge.algorithms": (
+        "DONE",
+        "GIANT",
         "SCAFFOLD",
         "SGD",
         "Adam",
@@ -26,6 +28,7 @@ _PLACES = {
         "FisherLBFGS",
         "Robust",
         "Spectral",
+        "SubspaceNewton",
     ),
     "fedge.codecs": ("Cast", "Quantise", "TopK"),
     "fedge.combine": ("ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"),

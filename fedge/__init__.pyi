@@ -2,6 +2,8 @@
 
 from fedge import data, models, partition
 from fedge.algorithms import (
+    DONE,
+    GIANT,
     SCAFFOLD,
     SGD,
     Adam,
@@ -18,6 +20,7 @@ from fedge.algorithms import (
     FisherLBFGS,
     Robust,
     Spectral,
+    SubspaceNewton,
 )
 from fedge.codecs import Cast, Quantise, TopK
 from fedge.combine import ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
@@ -33,6 +36,8 @@ from fedge.runs.run import Run
 __version__: str
 
 __all__ = [
+    "DONE",
+    "GIANT",
     "SCAFFOLD",
     "SGD",
     "Adam",
@@ -67,6 +72,7 @@ __all__ = [
     "Run",
     "RunFolderError",
     "Spectral",
+    "SubspaceNewton",
     "Task",
     "TopK",
     "TrimmedMean",

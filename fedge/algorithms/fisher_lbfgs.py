@@ -5,26 +5,23 @@ Liu, Zhu and Yu, Resource-constrained Federated Edge Learning with Heterogeneous
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.lbfgs import compared, direction, is_safe
+from fedge.algorithms.lbfgs import direction, is_safe, named_shape
 from fedge.algorithms.local import LocalTraining
 from fedge.algorithms.optimisers import SGD
-from fedge.algorithms.passes import PASS_BATCH, average
+from fedge.algorithms.passes import PASS_BATCH, average, losses_at, lowest
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
 
 State = dict[str, Any]
-_HUGE = 1e30
 _COUNTS = {"accepted": 0, "refused": 0, "shape": {}}
 
 
@@ -117,7 +114,7 @@ class FisherLBFGS(Algorithm[State]):
             "gradient": average("grad", self._gradient(model), **self._batches()),
             "diagonal": average("diagonal", self._diagonal(model), **self._batches()),
             "product": average("product", self._product(model), **self._batches()),
-            "losses": self._losses(model),
+            "losses": losses_at(model, lambda sent: self._points(sent["params"], sent["p"])),
         }
 
     def _batches(self) -> dict[str, Any]:
@@ -151,21 +148,8 @@ class FisherLBFGS(Algorithm[State]):
         times = model.sum_fisher_product if self.matrix == "fisher" else model.sum_gauss_newton_product
         return lambda sent, batch: times(sent["params"], batch, sent["s"])
 
-    def _losses(self, model: Model) -> Task:
-        def start(sent: Payload) -> Carry:
-            return next(iter(sent["params"].values())).new_zeros(len(self.candidates))
-
-        def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
-            points = [tree.axpy(a * self.lr, sent["p"], sent["params"]) for a in self.candidates]
-            return carry + torch.stack([model.losses(point, batch).sum() for point in points])
-
-        def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
-            mean = torch.nan_to_num(
-                carry / examples, nan=_HUGE, posinf=_HUGE, neginf=_HUGE
-            )  # overflowed: merely not chosen
-            return {"losses": {"at": mean.clamp(max=_HUGE)}}, examples.float()
-
-        return Task(start, step, finish, batch_size=PASS_BATCH)
+    def _points(self, w: Params, p: Params) -> list[Params]:
+        return [tree.axpy(a * self.lr, p, w) for a in self.candidates]
 
     # -- server
 
@@ -186,11 +170,12 @@ class FisherLBFGS(Algorithm[State]):
         if next_point and state["last"] is not None:
             self._count(counts, self._offer(pairs, state["last"], self._times(gathered.mean, state["last"])), pairs)
         p = self._direction(pairs, g)
-        counts["shape"] |= _named("step", tree.scale(-1.0, g), p)
+        counts["shape"] |= named_shape("step", tree.scale(-1.0, g), p)
         length = self.lr
         if self.candidates:
             tried = yield Ask("losses", {"p": p}, reuse=("params",))
-            length *= self._best(tried.mean["losses"]["at"], w, p)
+            best = lowest(tried.mean["losses"]["at"], self._points(w, p), self.weight_decay)
+            length *= self.candidates[best]
         s = tree.scale(length, p)
         if not next_point:
             curved = gathered
@@ -229,25 +214,12 @@ class FisherLBFGS(Algorithm[State]):
             return tree.scale(-self.first_step, g)
         return tree.scale(-1.0 if self.source == "update" else -1 / max(1.0, float(tree.norm(g))), g)
 
-    def _best(self, losses: Tensor, w: Params, p: Params) -> float:
-        """The candidate with the smallest loss, the weight decay's share added here."""
-        if self.weight_decay:
-            points = [tree.axpy(a * self.lr, p, w) for a in self.candidates]
-            losses = losses + self.weight_decay / 2 * torch.stack([tree.dot(point, point) for point in points])
-        return self.candidates[int(torch.nan_to_num(losses, nan=torch.inf).argmin())]
-
     def _count(self, counts: dict[str, Any], refused: int, pairs: list[Any]) -> None:
         counts["refused"] += refused
         counts["accepted"] += 1 - refused
         if not refused:
-            counts["shape"] |= _named("sy", *pairs[-1])
+            counts["shape"] |= named_shape("sy", *pairs[-1])
 
     def notes(self, state: State) -> dict[str, Any]:
         counted = {f"{name}_pairs": state.get(name, 0) for name in ("accepted", "refused")}
         return {**counted, **state.get("shape", {})}
-
-
-def _named(what: str, a: Params, b: Params) -> dict[str, float]:
-    """cos(a, b) and |b| / |a| for the record, nothing if one of them is zero or not finite."""
-    found = compared(a, b)
-    return dict(zip((f"cos_{what}", f"length_{what}"), found, strict=True)) if all(map(math.isfinite, found)) else {}

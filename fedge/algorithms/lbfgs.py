@@ -32,6 +32,12 @@ def compared(a: Params, b: Params) -> tuple[float, float]:
     return both / math.sqrt(squared * other), math.sqrt(other / squared)
 
 
+def named_shape(what: str, a: Params, b: Params) -> dict[str, float]:
+    """`compared` for the record of a round; nothing if one of them is zero or not finite."""
+    found = compared(a, b)
+    return dict(zip((f"cos_{what}", f"length_{what}"), found, strict=True)) if all(map(math.isfinite, found)) else {}
+
+
 def direction(pairs: list[Pair], g: Params) -> Params:
     """-H g, with H the L-BFGS inverse Hessian of the pairs (oldest first) and H_0 = (s.y / y.y) I of the newest.
 
