@@ -15,7 +15,7 @@ from fedge.handle import Handle, cross_entropy, parameters
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, generator, ragged, toy_data, toy_model
 from tests.reference.common import flatten, named
-from tests.reference.curvature import output_jacobian
+from tests.reference.curvature import squared_slope_product
 from tests.reference.newton import dense, hessian, local_newton, subspace_newton
 
 SHARED = {"lr": 0.8, "weight_decay": 0.01, "damping": 0.2}
@@ -40,7 +40,7 @@ def test_giant_solves_every_clients_system(matrix: str, candidates: tuple[float,
 
 
 def test_few_conjugate_gradients_minimise_over_the_krylov_space() -> None:
-    """After r iterations x is the best of span{g, A g, ..., A^{r-1} g} in the energy of A: checked by a dense solver."""
+    """After r iterations x is the best of span{g, A g, ..., A^{r-1} g} in the energy of A."""
     data = toy_data()
     federation = fedge.Federation(data, [range(len(data.train_y))])
     run = fedge.train(fedge.GIANT(toy_model(), iterations=3, candidates=(), damping=0.2), federation, rounds=1)
@@ -76,7 +76,7 @@ def test_done_goes_to_giants_step_and_away_from_it_when_alpha_is_too_large() -> 
     ]
     assert far == sorted(far, reverse=True)
     assert far[-1] < 1e-6
-    with pytest.raises(TooFewReplies, match="not finite: lower the step|lower the step size, for values are not finite"):
+    with pytest.raises(TooFewReplies, match="lower the step size, for values are not finite"):
         fedge.train(fedge.DONE(toy_model(), alpha=20.0, iterations=400, **options), federation, rounds=3)
 
 
@@ -187,13 +187,8 @@ def test_squared_slopes_between_jacobians() -> None:
     g = generator(4)
     v = {n: torch.randn(p.shape, generator=g, dtype=p.dtype) for n, p in parameters(module).items()}
     x, y = data.train_x[:5], data.train_y[:5]
-    total = 0
-    for i in range(5):
-        output, jacobian = output_jacobian(module, x[i])
-        slopes = torch.softmax(output, 0) - nn.functional.one_hot(y[i], 3)
-        total = total + jacobian.T @ torch.diag(slopes**2) @ jacobian @ flatten(module, v)
     found = Handle(module, cross_entropy).sum_squared_slope_product(parameters(module), batch(x, y), v)
-    assert torch.allclose(flatten(module, found), total)
+    assert close(found, tree.scale(5.0, squared_slope_product(module, x, y, v))) < 1e-12
 
 
 def test_gauss_newton_is_the_hessian_of_softmax_regression_and_not_of_a_network() -> None:

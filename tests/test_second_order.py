@@ -70,6 +70,11 @@ VARIANTS = {
     "gauss_newton_update": {"source": "update", "curvature": "product", "matrix": "gauss_newton"},
     "candidates": {"source": "gradient", "curvature": "product", "candidates": (0.3, 1.0, 2.0)},
     "candidates_next": {"source": "update", "curvature": "diagonal", "curvature_at": "next", "candidates": (0.5, 1.5)},
+    "squared_slopes": {"source": "update", "curvature": "product", "matrix": "squared_slopes"},
+    "dampings": {"source": "update", "curvature": "product", "matrix": "gauss_newton", "dampings": (0.0, 0.2, 3.0)},
+    "dampings_next": {"source": "gradient", "curvature_at": "next", "dampings": (0.05, 1.0)},
+    "precondition": {"source": "update", "direction": "diagonal"},
+    "precondition_dampings": {"source": "gradient", "direction": "diagonal", "dampings": (0.05, 0.5, 2.0)},
     "clip": {"source": "update", "clip": 0.4},
     "first_step": {"source": "gradient", "curvature": "diagonal", "first_step": 0.05},
     "all_refused": {"source": "gradient", "curvature": "product", "damping": 0.0, "floor": 1e3},
@@ -88,7 +93,7 @@ def test_fisher_lbfgs_against_the_plain_loop(name: str) -> None:
     assert run.history[-1]["refused_pairs"] == refused
     assert refused == (4 if name == "all_refused" else 0)
     if name != "all_refused":
-        assert len(run.state["pairs"]) == 2
+        assert len(run.state["pairs"]) == (0 if "precondition" in name else 2)
 
 
 def test_the_record_says_whether_the_curvature_acts() -> None:
@@ -161,7 +166,10 @@ def test_a_gradient_of_zero_stays_where_it_is() -> None:
         ({"memory": 0}, "memory is 0, it must be a whole number of at least 1"),
         ({"damping": -0.1}, "damping is -0.1, it must be 0 or more"),
         ({"matrix": "gauss_newton"}, r"matrix \(with curvature 'diagonal'\) is 'gauss_newton'"),
-        ({"curvature": "product", "matrix": "batch_square"}, r"must be one of \['fisher', 'gauss_newton'\]"),
+        ({"curvature": "product", "matrix": "batch_square"}, r"must be one of \['fisher', 'gauss_newton', 'squared"),
+        ({"candidates": (1.0,), "dampings": (1.0,)}, "choose by one of them"),
+        ({"dampings": (-1.0,)}, "dampings is -1.0, it must be 0 or more"),
+        ({"direction": "diagonal", "curvature": "product"}, "direction is 'diagonal', but curvature is 'product'"),
         ({"source": "gradiant"}, r"source is 'gradiant' \(did you mean 'gradient'\?\)"),
         ({"batches": 3}, "batches is 3, but it limits the gradient: set source='gradient'"),
         ({"candidates": (1.0, 0.0)}, "candidates is 0.0, it must be greater than 0"),

@@ -22,6 +22,7 @@ from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, 
 from fedge.handle import cross_entropy
 
 State = dict[str, Any]
+PRODUCTS = ("fisher", "gauss_newton", "squared_slopes")
 _COUNTS = {"accepted": 0, "refused": 0, "shape": {}}
 
 
@@ -41,18 +42,25 @@ class FisherLBFGS(Algorithm[State]):
         H_t = two-loop recursion over the last m pairs (see `lbfgs`); before the first pair, first_step I
 
     `matrix`: "fisher" or "gauss_newton"; "batch_square" is the cheap, biased stand-in for the diagonal that squares
-    mini-batch gradients. `curvature_at="next"` takes B at w_{t+1} over the next cohort: s_t travels with the parameters
-    and one phase is saved. `candidates`: the cohort is asked for its loss at w_t + a lr p_t for each a, and the best is
-    taken (a phase of a few scalars). A pair without safely positive curvature (s.y <= floor s.s) is refused.
+    mini-batch gradients. "squared_slopes" is line 4 of ClientUpdate as it is printed, J^T diag(Gamma) J, in the product
+    form: J is the Jacobian of the logits and Gamma has the squares of the loss's slopes in them. `curvature_at="next"`
+    takes B at w_{t+1} over the next cohort: s_t travels with the parameters and one phase is saved. `candidates`: the
+    cohort is asked for its loss at w_t + a lr p_t for each a, and the best is taken (a phase of a few scalars).
+    `dampings`: the same for one direction per damping, each sent as a whole; pairs keep `damping`. A pair without
+    safely positive curvature (s.y <= floor s.s) is refused. `direction="diagonal"` is a control without pairs: p_t =
+    -(B_t + weight_decay + damping)^{-1} g_t with the diagonal B_t.
+
+    Alg. 1 iterates "while global model no converge" with one cohort. Every iteration needs the cohort's gradient at a
+    new point, so that it is one of our rounds with its bytes; we draw a cohort for each.
 
     The record of a round says whether the curvature acts: `cos_sy` = cos(s, y) and `length_sy` = |y| / |s| of the pair
-    that was offered, `cos_step` = cos(p, -g) and `length_step` = |p| / |g|, `accepted_pairs` and `refused_pairs` so
+    that was taken, `cos_step` = cos(p, -g) and `length_step` = |p| / |g|, `accepted_pairs` and `refused_pairs` so
     far. With both cosines near 1 and constant lengths H is a multiple of the identity: FedAvg with another server step.
 
     Bytes per round, d parameters of b bytes, cohort c:
         diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,
         the first round without the product);  with q candidates also down c d b, up c (q b + 4);
-        with lr_decay < 1 also down c b.
+        with q dampings, as soon as they differ, also down q c d b, up c (q b + 4);  with lr_decay < 1 also down c b.
     """
 
     model: nn.Module
@@ -61,7 +69,7 @@ class FisherLBFGS(Algorithm[State]):
     lr: float = 1.0
     source: Literal["update", "gradient"] = "update"
     curvature: Literal["diagonal", "product"] = "diagonal"
-    matrix: Literal["fisher", "gauss_newton", "batch_square"] = "fisher"
+    matrix: Literal["fisher", "gauss_newton", "squared_slopes", "batch_square"] = "fisher"
     curvature_at: Literal["same", "next"] = "same"
     memory: int = 10
     damping: float = 1.0
@@ -71,6 +79,8 @@ class FisherLBFGS(Algorithm[State]):
     first_step: float | None = None
     batches: int | None = None
     candidates: tuple[float, ...] = ()
+    dampings: tuple[float, ...] = ()
+    direction: Literal["pairs", "diagonal"] = "pairs"
     floor: float = 1e-8
     clip: float | None = None
     loss: Loss = cross_entropy
@@ -87,7 +97,8 @@ class FisherLBFGS(Algorithm[State]):
         choice("source", self.source, ("update", "gradient"))
         choice("curvature", self.curvature, ("diagonal", "product"))
         choice("curvature_at", self.curvature_at, ("same", "next"))
-        known = ("fisher", "batch_square") if self.curvature == "diagonal" else ("fisher", "gauss_newton")
+        known = ("fisher", "batch_square") if self.curvature == "diagonal" else PRODUCTS
+        choice("direction", self.direction, ("pairs", "diagonal"))
         choice(f"matrix (with curvature {self.curvature!r})", self.matrix, known)
         schedule.check(self.lr_decay)
         self._check_optional()
@@ -105,6 +116,12 @@ class FisherLBFGS(Algorithm[State]):
                 raise ValueError(f"batches is {self.batches}, but it limits the gradient: set source='gradient'")
         for candidate in self.candidates:
             positive("candidates", candidate)
+        for damping in self.dampings:
+            non_negative("dampings", damping)
+        if self.candidates and self.dampings:
+            raise ValueError(f"candidates is {self.candidates} and dampings is {self.dampings}: choose by one of them")
+        if self.direction == "diagonal" and self.curvature != "diagonal":
+            raise ValueError(f"direction is 'diagonal', but curvature is {self.curvature!r}: set curvature='diagonal'")
 
     # -- clients
 
@@ -114,7 +131,7 @@ class FisherLBFGS(Algorithm[State]):
             "gradient": average("grad", self._gradient(model), **self._batches()),
             "diagonal": average("diagonal", self._diagonal(model), **self._batches()),
             "product": average("product", self._product(model), **self._batches()),
-            "losses": losses_at(model, lambda sent: self._points(sent["params"], sent["p"])),
+            "losses": losses_at(model, lambda sent: self._points(sent["params"], sent)),
         }
 
     def _batches(self) -> dict[str, Any]:
@@ -145,11 +162,14 @@ class FisherLBFGS(Algorithm[State]):
         return square
 
     def _product(self, model: Model) -> Any:
-        times = model.sum_fisher_product if self.matrix == "fisher" else model.sum_gauss_newton_product
+        known = (model.sum_fisher_product, model.sum_gauss_newton_product, model.sum_squared_slope_product)
+        times = dict(zip(PRODUCTS, known, strict=True)).get(self.matrix, known[0])
         return lambda sent, batch: times(sent["params"], batch, sent["s"])
 
-    def _points(self, w: Params, p: Params) -> list[Params]:
-        return [tree.axpy(a * self.lr, p, w) for a in self.candidates]
+    def _points(self, w: Params, sent: Payload) -> list[Params]:
+        if self.dampings:
+            return [tree.axpy(self.lr, sent[f"p_{i}"], w) for i in range(len(self.dampings))]
+        return [tree.axpy(a * self.lr, sent["p"], w) for a in self.candidates]
 
     # -- server
 
@@ -167,23 +187,44 @@ class FisherLBFGS(Algorithm[State]):
         g = gathered.mean["grad"]
         if self.source == "gradient" and self.weight_decay:
             g = tree.axpy(self.weight_decay, w, g)
-        if next_point and state["last"] is not None:
+        if next_point and self.direction == "pairs" and state["last"] is not None:
             self._count(counts, self._offer(pairs, state["last"], self._times(gathered.mean, state["last"])), pairs)
-        p = self._direction(pairs, g)
-        counts["shape"] |= named_shape("step", tree.scale(-1.0, g), p)
-        length = self.lr
-        if self.candidates:
-            tried = yield Ask("losses", {"p": p}, reuse=("params",))
-            best = lowest(tried.mean["losses"]["at"], self._points(w, p), self.weight_decay)
-            length *= self.candidates[best]
+        p, length, damping = yield from self._step(w, g, pairs, gathered.mean)
+        counts["shape"] |= {**damping, **named_shape("step", tree.scale(-1.0, g), p)}
         s = tree.scale(length, p)
-        if not next_point:
+        if not next_point and self.direction == "pairs":
             curved = gathered
             if self.curvature == "product":
                 curved = yield Ask("product", {"s": s}, reuse=("params",))
             self._count(counts, self._offer(pairs, s, self._times(curved.mean, s)), pairs)
         after = {"pairs": pairs, "last": s if next_point else None, **counts}
         return {"params": tree.add(w, s), **after, **schedule.after(self.lr_decay, state)}
+
+    def _step(
+        self, w: Params, g: Params, pairs: list[Any], mean: Payload
+    ) -> Flow[tuple[Params, float, dict[str, float]]]:
+        """The direction, its length, and the damping for the record, after the cohort's losses if there is a choice."""
+        if self.dampings and (pairs or self.direction == "diagonal"):
+            send = {f"p_{i}": self._damped(pairs, g, mean, damping) for i, damping in enumerate(self.dampings)}
+        else:
+            send = {"p": self._damped(pairs, g, mean, self.damping)}
+            if not self.candidates:
+                return send["p"], self.lr, {}
+        tried = yield Ask("losses", send, reuse=("params",))
+        best = lowest(tried.mean["losses"]["at"], self._points(w, send), self.weight_decay)
+        if self.dampings:
+            return send[f"p_{best}"], self.lr, {"damping": float(self.dampings[best])}
+        return send["p"], self.lr * self.candidates[best], {}
+
+    def _damped(self, pairs: list[Any], g: Params, mean: Payload, damping: float) -> Params:
+        """The direction with this damping; the pairs that are kept have `self.damping`."""
+        if self.direction == "diagonal":
+            shift = self.weight_decay + damping
+            return tree.map_(lambda slope, diagonal: -slope / (diagonal + shift), g, mean["diagonal"])
+        if damping != self.damping:
+            moved = [(s, tree.axpy(damping - self.damping, s, y)) for s, y in pairs]
+            pairs = [pair for pair in moved if is_safe(pair, self.floor)]
+        return self._direction(pairs, g)
 
     def _ask(self, w: Params, last: Params | None, shrunk: Payload) -> Ask:
         """Phase one: the gradient or update, and whatever curvature can be had with it."""

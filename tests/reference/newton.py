@@ -94,9 +94,7 @@ def local_newton(
     return named(module, w)
 
 
-def penalised(
-    module: nn.Module, clients: list[Client], cohort: Sequence[int], w: Tensor, weight_decay: float
-) -> float:
+def penalised(module: nn.Module, clients: list[Client], cohort: Sequence[int], w: Tensor, weight_decay: float) -> float:
     model = with_params(module, w)
     values = [mean_loss(model, *clients[k]).detach() for k in cohort]
     weights = [by_examples(len(clients[k][1])) for k in cohort]
