@@ -69,6 +69,41 @@ def test_every_method_had_the_same_budget_and_the_held_out_trials_chose(problem:
         assert all(line["setting"] == best for line in lines if line["kind"] == "run")
 
 
+def cost(problem: str, method: str, target: float = 0.95) -> tuple[float, float]:
+    """Median rounds and MB to a target, infinite if it is not reached."""
+    runs = [line for line in raw(problem) if line["kind"] == "run" and line["method"] == method]
+    at = [next((i for i, a in enumerate(run["accuracy"], 1) if a >= target), 10**6) for run in runs]
+    moved = [sum(run["bytes"][:t]) if t < 10**6 else 1e18 for t, run in zip(at, runs, strict=True)]
+    return median(at), median(moved) / 1e6
+
+
+CONTROLS = ("FedAvg", "FedAvg, server step", "FedAvg, server momentum")
+
+
+def test_the_sentences_of_the_page_hold() -> None:
+    names = [method.name for method in METHODS if method.name not in CONTROLS]
+    assert cost("IID", "GIANT")[0] <= cost("IID", "FedAvg")[0] / 4
+    for problem in page.TITLES:
+        assert cost(problem, "GIANT")[0] < 2 / 3 * min(cost(problem, name)[0] for name in CONTROLS)
+        cheapest = min(cost(problem, name)[1] for name in CONTROLS)
+        assert all(cost(problem, name)[1] > cheapest for name in names)
+        assert cost(problem, "GIANT")[1] < cost(problem, "FedAvg")[1]
+        for target in (0.85, 0.9):
+            slow = cost(problem, "Diagonal preconditioning", target)[0]
+            assert slow > cost(problem, "Fisher L-BFGS, as printed", target)[0]
+        assert cost(problem, "Fisher L-BFGS, chosen damping")[1] > 3 * cheapest
+    plain, printed = (
+        [line["accuracy"] for line in raw("IID") if line["kind"] == "run" and line["method"] == name]
+        for name in ("FedAvg", "Fisher L-BFGS, as printed")
+    )
+    assert (
+        max(abs(a - b) for one, two in zip(plain, printed, strict=True) for a, b in zip(one, two, strict=True)) < 0.03
+    )
+    assert page.inert(
+        [line for line in raw("IID") if line["kind"] == "run" and line["method"] == command.METHODS[3].name]
+    )
+
+
 def test_inert_is_said_of_multiples_of_the_identity_alone() -> None:
     def line(cosine: float, high: float, step: float = 1.0) -> Line:
         return {"watched": {"cos_sy": [0.9, cosine, 1.0], "cos_step": [step] * 3, "length_sy": [1.0, 1.0, high]}}

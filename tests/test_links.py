@@ -34,7 +34,7 @@ def test_simulator_and_loopback_agree(name: str) -> None:
 
 
 def test_classes_that_were_asked_before_and_others_travel_in_one_phase() -> None:
-    """A class that nobody held in round 1 has no last step in round 2: an upload's shape depends on its own ask's parts."""
+    """A class that nobody held in round 1 has no last step in round 2: uploads of two shapes."""
     algorithm, federation = algorithms()["fedova_subspace"], ragged(toy_data())
     options = {"rounds": 3, "cohort": 2, "seed": 5}
     fast = fedge.train(algorithm, federation, link=Simulator(algorithm, federation), **options)

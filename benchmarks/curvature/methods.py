@@ -59,13 +59,14 @@ def done(seed: int, **setting: Any) -> fedge.DONE:
     return fedge.DONE(network(seed), **setting)
 
 
+PRINTED = "Fisher L-BFGS, as printed"
 DAMPED = grid(local_lr=(0.1, 0.2, 0.35, 0.5), damping=(0.3, 1.0))
 SPANS = grid(lr=(0.1, 0.2, 0.35, 0.5), memory=(1, 3))
 METHODS = (
     Method("FedAvg", "control", fedavg, grid(lr=(0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0))),
     Method("FedAvg, server step", "control", fedavg, grid(lr=(0.1, 0.2, 0.35, 0.5), server_lr=(2.0, 1 / 0.3))),
     Method("FedAvg, server momentum", "control", fedavg, grid(lr=(0.1, 0.2, 0.35, 0.5), server_momentum=(0.5, 0.8))),
-    Method("Fisher L-BFGS, as printed", "diagonal Fisher, of the update", lbfgs, DAMPED),
+    Method(PRINTED, "diagonal Fisher, of the update", lbfgs, DAMPED),
     Method("Diagonal preconditioning", "control: no pairs, of the update", diagonal, DAMPED),
     Method("Fisher L-BFGS, product", "Gauss-Newton, of the update", product, DAMPED),
     Method("Fisher L-BFGS, squared slopes", "JᵀΓJ, of the update", slopes, DAMPED),

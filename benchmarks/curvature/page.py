@@ -6,12 +6,13 @@ import json
 import math
 from pathlib import Path
 from statistics import mean, median, stdev
+from textwrap import fill
 from typing import Any
 
 from benchmarks.theory.page import table
 
 from .measure import HELD_OUT, TARGETS, chosen, end, first_at
-from .methods import METHODS
+from .methods import METHODS, PRINTED
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "curvature.md"
@@ -120,6 +121,34 @@ def trial(line: Line, goal: float) -> str:
     return f"{number(first_at(line['accuracy'], goal))}, {last}"
 
 
+def to95(lines: list[Line], method: str) -> str:
+    """Median rounds and MB to the last target."""
+    runs, target = of(lines, "run", method), TARGETS[-1]
+    if not runs:
+        return "not run"
+    if math.isinf(median(first_at(run["accuracy"], target) for run in runs)):
+        return "never"
+    return f"{number(median(first_at(run['accuracy'], target) for run in runs))} ({megabytes_to(runs, target)} MB)"
+
+
+def answer(found: dict[str, list[Line]]) -> str:
+    """Rounds and MB to 95 %, both problems, in sentences."""
+
+    def both_of(name: str) -> str:
+        return " and ".join(to95(lines, name) for lines in found.values())
+
+    still = [TITLES[problem] for problem, lines in found.items() if (runs := of(lines, "run", PRINTED)) and inert(runs)]
+    lines = (
+        f"**Rounds to test 95 %**, with all labels and with two labels per client: FedAvg {both_of('FedAvg')}; with a "
+        f"longer server step {both_of('FedAvg, server step')}; with server momentum "
+        f"{both_of('FedAvg, server momentum')}; GIANT {both_of('GIANT')}; "
+        f"Subspace Newton {both_of('Subspace Newton')}; DONE {both_of('DONE')}; "
+        f"Fisher L-BFGS as printed {both_of(PRINTED)}, with Gauss-Newton products {both_of('Fisher L-BFGS, product')}.",
+        f"**Inert**: Fisher L-BFGS as printed ({'; '.join(still) or 'nowhere'}).",
+    )
+    return "\n".join(fill(f"- {line}", 120, subsequent_indent="  ") for line in lines)
+
+
 def modes() -> str:
     return table(("method", "what it is"), [(method.name, method.mode) for method in METHODS])
 
@@ -137,6 +166,7 @@ def filled(text: str, found: dict[str, list[Line]] | None = None) -> str:
     """The page with every block as the stored results have it."""
     found = stored() if found is None else found
     blocks = {
+        "answer": answer(found),
         "methods": modes(),
         "results": both(found, results),
         "curvature": both(found, curvature),

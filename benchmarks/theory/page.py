@@ -74,7 +74,7 @@ def constants(result: dict[str, Any]) -> str:
     low, high = result["at_optimum"]
     known = [
         ("λ", "strong convexity: the penalty; reached (softmax does not see a shift of all logits)", result["strong"]),
-        ("Λ", "smoothness: the largest curvature at any w", result["smooth"]),
+        ("Λ", "smoothness: no curvature at any w is above it", result["smooth"]),
         ("", f"curvature at w*: {low:.3g} to {high:.3g}", ""),
         ("N", "2 E\\|∇f_i(w*)\\|²", result["N"]),
         ("f(w_0) - f*", "where the runs begin", result["start_gap"]),
