@@ -132,7 +132,8 @@ class FedOVA(Wrapper[State]):
             for name, value in self.inner.notes(one).items():
                 found.setdefault(name, []).append(value)
         return {
-            name: sum(values) / (len(values) if isinstance(values[0], float) else 1) for name, values in found.items()
+            name: sum(values) / len(values) if isinstance(values[0], float) else sum(values)
+            for name, values in found.items()
         }
 
     def params(self, state: State) -> Params:
