@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "fedge.algorithms": (
+        "DONE",
+        "GIANT",
         "SCAFFOLD",
         "SGD",
         "Adam",
@@ -27,6 +29,7 @@ _PLACES = {
         "Private",
         "Robust",
         "Spectral",
+        "SubspaceNewton",
     ),
     "fedge.codecs": ("Cast", "Quantise", "TopK"),
     "fedge.combine": ("BoundedMean", "ClippedMean", "Gather", "Krum", "Mean", "Median", "TrimmedMean"),

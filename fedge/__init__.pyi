@@ -2,6 +2,8 @@
 
 from fedge import data, models, partition
 from fedge.algorithms import (
+    DONE,
+    GIANT,
     SCAFFOLD,
     SGD,
     Adam,
@@ -19,6 +21,7 @@ from fedge.algorithms import (
     Private,
     Robust,
     Spectral,
+    SubspaceNewton,
 )
 from fedge.codecs import Cast, Quantise, TopK
 from fedge.combine import BoundedMean, ClippedMean, Gather, Krum, Mean, Median, TrimmedMean
@@ -34,6 +37,8 @@ from fedge.runs.run import Run
 __version__: str
 
 __all__ = [
+    "DONE",
+    "GIANT",
     "SCAFFOLD",
     "SGD",
     "Adam",
@@ -70,6 +75,7 @@ __all__ = [
     "Run",
     "RunFolderError",
     "Spectral",
+    "SubspaceNewton",
     "Task",
     "TopK",
     "TrimmedMean",

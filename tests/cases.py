@@ -106,6 +106,23 @@ def second_order(outputs: int = 3) -> dict[str, Algorithm]:
         "lbfgs_decay": lbfgs(lr_decay=0.7),
         "lbfgs_clip": lbfgs(clip=0.4),
         "lbfgs_product_next": lbfgs(curvature="product", curvature_at="next", candidates=(0.5, 1.0)),
+        "lbfgs_slopes": lbfgs(curvature="product", matrix="squared_slopes", dampings=(0.1, 1.0)),
+        "lbfgs_precondition": lbfgs(direction="diagonal", damping=0.3),
+        "subspace": fedge.SubspaceNewton(toy_model(outputs=outputs), epochs=2, batch_size=4),
+        "subspace_fisher": fedge.SubspaceNewton(
+            toy_model(outputs=outputs),
+            epochs=2,
+            batch_size=4,
+            matrix="fisher",
+            centre="start",
+            memory=2,
+            lr_decay=0.8,
+            inner_decay=0.3,
+            momentum=0.5,
+            weight_decay=0.01,
+        ),
+        "giant": fedge.GIANT(toy_model(outputs=outputs), iterations=5, weight_decay=0.01, damping=0.2),
+        "done": fedge.DONE(toy_model(outputs=outputs), alpha=0.1, batch_size=6, iterations=7, candidates=()),
         "lbfgs_batches": lbfgs(source="gradient", batches=2, lr=0.5, candidates=(0.25, 1.0), weight_decay=0.01),
     }
 
@@ -129,6 +146,10 @@ def algorithms() -> dict[str, Algorithm]:
         "lbfgs",
         "lbfgs_product",
         "lbfgs_product_next",
+        "lbfgs_slopes",
+        "subspace",
+        "giant",
+        "done",
     )
     wrapped = {f"fedova_{name}": fedge.FedOVA(binary[name], classes=3, weighted="adam" in name) for name in names}
     wrapped["fedova_scaffold"] = wrapped.pop("fedova_scaffold_counted")
@@ -136,7 +157,7 @@ def algorithms() -> dict[str, Algorithm]:
     wrapped["fedova_balanced"] = fedge.FedOVA(binary["fedavg"], classes=3, positive_weight=2.0)
     shared = {
         f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3)
-        for name in ("fedavg", "scaffold", "feddane", "lbfgs")
+        for name in ("fedavg", "scaffold", "feddane", "lbfgs", "subspace")
     }
     shared["sharing_fedova"] = fedge.DataSharing(wrapped["fedova_fedavg"], beta=0.3)
     means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "fedper", "lbfgs")}
@@ -206,7 +227,8 @@ def coded(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str
 EACH_ONCE = {
     "fedavg_momentum", "fedavg_adam", "fedavg_server_adam", "spectral_carried", "fedcm", "fedprox", "fednova_decay",
     "scaffold_weighted", "fedper", "feddane_new_cohort", "feddane_clip", "lbfgs_next", "lbfgs_batches",
-    "lbfgs_product_next", "fedova_balanced", "fedova_scaffold", "fedova_lbfgs_product", "sharing_fedova",
+    "lbfgs_product_next", "lbfgs_slopes", "subspace_fisher", "fedova_subspace", "giant", "done",
+    "fedova_balanced", "fedova_scaffold", "fedova_lbfgs_product", "sharing_fedova",
     "sharing_averaged", "averaged_fedper", "robust_median", "robust_trimmed", "robust_krum", "robust_clipped",
     "robust_gather", "robust_lbfgs", "fedova_robust", "compressed_quantise", "compressed_top", "compressed_cast",
     "fedova_compressed", "robust_compressed", "private_fedova",
@@ -215,8 +237,8 @@ EACH_ONCE = {
 # Each way through the engine once: a streaming and a stacked rule, rows, memory, a codec with feedback, several
 # phases, a new cohort in the second, sharing, cohorts that may be empty, and these together.
 EACH_PATH = {
-    "fedavg_momentum", "scaffold_counted", "feddane_new_cohort", "lbfgs_product_next", "fedova_robust",
-    "fedova_compressed", "robust_compressed", "sharing_fedova", "private_fedova",
+    "fedavg_momentum", "scaffold_counted", "feddane_new_cohort", "lbfgs_product_next", "subspace_fisher",
+    "fedova_robust", "fedova_compressed", "robust_compressed", "sharing_fedova", "private_fedova",
 }  # fmt: skip
 
 

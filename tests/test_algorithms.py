@@ -23,6 +23,9 @@ UNTOUCHED = {
     "scaffold_counted": fedge.SCAFFOLD(digits_model()),
     "feddane": fedge.FedDANE(digits_model()),
     "fisher_lbfgs": fedge.FisherLBFGS(digits_model()),
+    "subspace_newton": fedge.SubspaceNewton(digits_model()),
+    "giant": fedge.GIANT(digits_model()),
+    "done": fedge.DONE(digits_model()),
     "data_sharing": fedge.DataSharing(fedge.FedAvg(digits_model())),
     "fedova": fedge.FedOVA(fedge.FedAvg(digits_model(2))),
     "fedova_lbfgs": fedge.FedOVA(fedge.FisherLBFGS(digits_model(2))),
@@ -75,6 +78,8 @@ def test_reaches_the_optimum_of_a_quadratic() -> None:
         "feddane": fedge.FedDANE(model, lr=0.1, epochs=3, batch_size=None, mu=0.5, **common),
         "lbfgs": fedge.FisherLBFGS(model, **newton, **common),
         "lbfgs_next": fedge.FisherLBFGS(model, curvature_at="next", **newton, **common),
+        "giant": fedge.GIANT(model, damping=0.0, **common),
+        "done": fedge.DONE(model, damping=0.0, alpha=0.3, **common),
     }
     rounds = {}
     for name, algorithm in cases.items():
@@ -115,6 +120,8 @@ def test_the_order_of_clients_does_not_matter() -> None:
         "fedavg": fedge.FedAvg(toy_model(), **options),
         "feddane": fedge.FedDANE(toy_model(), **options),
         "lbfgs": fedge.FisherLBFGS(toy_model(), curvature="product", **options),
+        "subspace": fedge.SubspaceNewton(toy_model(), **options),
+        "giant": fedge.GIANT(toy_model(), iterations=5),
         "scaffold": fedge.SCAFFOLD(toy_model(), **options),
         "fednova": fedge.FedNova(toy_model(), **options),
         "fedper": fedge.FedPer(toy_model(), **options),
@@ -167,6 +174,8 @@ def test_a_client_whose_loss_is_not_a_number_is_dropped_in_every_algorithm() -> 
         "fedper": fedge.FedPer(toy_model(), lr=0.01, epochs=1, loss=loss),
         "lbfgs": fedge.FisherLBFGS(toy_model(), epochs=1, local_lr=0.01, loss=loss),
         "product": fedge.FisherLBFGS(toy_model(), source="gradient", curvature="product", lr=0.01, loss=loss),
+        "subspace": fedge.SubspaceNewton(toy_model(), lr=0.01, epochs=1, loss=loss),
+        "giant": fedge.GIANT(toy_model(), iterations=3, lr=0.01, loss=loss),
         "fedova": fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), lr=0.01, epochs=1, loss=loss), classes=3),
     }  # fmt: skip
     for name, algorithm in cases.items():

@@ -29,7 +29,7 @@ from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
 from benchmarks.speed import page as speed_page
 from benchmarks.theory import bytes as moved
-from benchmarks.theory import convex, nonconvex, store
+from benchmarks.theory import constants, convex, newton, nonconvex, store
 from benchmarks.theory import page as theory_page
 from benchmarks.uploads import measure as uploads_measure
 from benchmarks.uploads import page as uploads_page
@@ -38,7 +38,8 @@ from fedge.engine.recording import recorder
 from tests import paper
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = {"rounds": "test_rounds.py", "paper": "test_paper.py"}  # short forms that have a module of their own
+# Short forms that have a module of their own.
+ELSEWHERE = {"rounds": "test_rounds.py", "paper": "test_paper.py", "curvature": "test_curvature_page.py"}
 
 
 class Smaller:
@@ -83,16 +84,20 @@ def test_every_command_has_a_short_form() -> None:
 
 def test_theory(smaller: Smaller, tmp_path: Path) -> None:
     """All parts, a few short runs each, into a copy of the page; optimum and race are in tests/test_theory.py."""
-    stored = store.load("convex")
+    stored, giant = store.load("convex"), newton.gaps
     few = {name: [{}] for name in convex.NOISE}
     smaller(store, RESULTS=tmp_path)
     smaller(theory_page, PAGE=copied(theory_page.PAGE, tmp_path))
     smaller(convex, ROUNDS=31, LAST=5, EXACT_ROUNDS=12, FORM_ROUNDS=2, NOISE=few)
     smaller(convex, minimum=lambda f: stored["optimum"], race=lambda *_: stored["race"])
+    smaller(constants, RUNS={"short": {"rounds": 6, "cohort": 2, "lr": 0.5, "batches": 1}})
+    smaller(newton, RUNS=newton.RUNS[:1], minimum=lambda f: stored["optimum"])
+    smaller(newton, gaps=lambda *where, **options: giant(*where[:-1], 1, **options | {"iterations": 2}))
     smaller(nonconvex, ROUNDS=5, LAST=3, STEPS=(0.3,))
     smaller(moved, measure=lambda: [moved.row(*pair, 10) for pair in moved.algorithms().items()])
     theory.main([])
-    assert {path.name for path in tmp_path.glob("*.json")} == {"convex.json", "nonconvex.json", "bytes.json"}
+    parts = {"convex.json", "constants.json", "newton.json", "nonconvex.json", "bytes.json"}
+    assert {path.name for path in tmp_path.glob("*.json")} == parts
     assert {path.name for path in tmp_path.glob("*.png")} >= {"convex.png", "forms.png", "nonconvex.png", "bytes.png"}
     text = theory_page.PAGE.read_text()
     assert theory_page.filled(text) == text

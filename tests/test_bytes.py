@@ -27,6 +27,12 @@ def lbfgs(**options) -> fedge.FisherLBFGS:
     return fedge.FisherLBFGS(model(), epochs=1, **options)
 
 
+def subspace(k: int, q: int = 4) -> tuple[int, int]:
+    """Training, the span of k vectors, and q dampings beside FedAvg's point."""
+    down = C * D * B + C * k * D * B + C * (q + 1) * k * B
+    return down, C * (D * B + 4) + C * ((k * k + k) * B + 4) + C * ((q + 1) * B + 4)
+
+
 PRODUCT = {"curvature": "product", "source": "gradient"}
 # algorithm, (down, up) of the first round, of later rounds
 CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
@@ -47,6 +53,18 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
         lbfgs(candidates=(0.5, 1.0, 2.0)),
         *[(2 * C * D * B, C * (2 * D * B + 8) + C * (3 * B + 4))] * 2,
     ),
+    "dampings": (
+        lbfgs(dampings=(0.3, 1.0)),
+        (C * D * B, C * (2 * D * B + 8)),
+        (3 * C * D * B, C * (2 * D * B + 8) + C * (2 * B + 4)),
+    ),
+    "subspace": (fedge.SubspaceNewton(model()), subspace(1), subspace(2)),
+    "subspace_line": (fedge.SubspaceNewton(model(), memory=0), *[subspace(1)] * 2),
+    "giant": (
+        fedge.GIANT(model(), iterations=2),
+        *[(3 * C * D * B, 2 * C * (D * B + 4) + C * (4 * B + 4))] * 2,
+    ),
+    "done": (fedge.DONE(model(), iterations=2, candidates=()), *[(2 * C * D * B, 2 * C * (D * B + 4))] * 2),
     "fedova": (  # two labels per client: two jobs each
         fedge.FedOVA(fedge.FedAvg(model(2))),
         *[(2 * C * BINARY * B, 2 * C * (BINARY * B + 4))] * 2,

@@ -33,6 +33,19 @@ def test_simulator_and_loopback_agree(name: str) -> None:
     assert [r.get("cohort") for r in fast.history] == [r.get("cohort") for r in slow.history]
 
 
+def test_classes_that_were_asked_before_and_others_travel_in_one_phase() -> None:
+    """A class that nobody held in round 1 has no last step in round 2: uploads of two shapes."""
+    algorithm, federation = algorithms()["fedova_subspace"], ragged(toy_data())
+    options = {"rounds": 3, "cohort": 2, "seed": 5}
+    fast = fedge.train(algorithm, federation, link=Simulator(algorithm, federation), **options)
+    slow = fedge.train(algorithm, federation, link=Loopback(algorithm, federation), **options)
+    steps = [len(one["steps"]) for one in fedge.train(algorithm, federation, **options | {"rounds": 1}).state]
+    assert sorted(set(steps)) == [0, 1]
+    assert [record["dropped"] for record in slow.history] == [[], [], []]
+    assert close(fast.params, slow.params) < 1e-10
+    assert fast.ledger.rows == slow.ledger.rows
+
+
 @pytest.mark.parametrize("name", cases(EACH_PATH))
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_chunk_changes_nothing_beyond_rounding(name: str, chunk: int) -> None:

@@ -59,13 +59,21 @@ def both(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return [torch.load(folder / f"{rank}.pt") | {"folder": folder} for rank in (0, 1)]
 
 
+def nearly(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with fractions up to the rounding of sums in another order."""
+    return [
+        {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in one.items()}
+        for one in records
+    ]
+
+
 @pytest.mark.parametrize("name", parametrised(SHORT, NAMES))
 def test_two_processes_train_as_one(name: str, both: list[dict[str, Any]]) -> None:
     alone = train(name, Simulator)
     for found in (one[name] for one in both):
         assert close(found["params"], alone["params"]) < 1e-10
         assert found["ledger"] == alone["ledger"]
-        assert found["records"] == alone["records"]  # cohorts, and who was dropped and why, in the same order
+        assert found["records"] == nearly(alone["records"])  # cohorts, and who was dropped and why, in the same order
     assert close(both[0][name]["params"], both[1][name]["params"]) == 0
 
 

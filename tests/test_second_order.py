@@ -70,6 +70,11 @@ VARIANTS = {
     "gauss_newton_update": {"source": "update", "curvature": "product", "matrix": "gauss_newton"},
     "candidates": {"source": "gradient", "curvature": "product", "candidates": (0.3, 1.0, 2.0)},
     "candidates_next": {"source": "update", "curvature": "diagonal", "curvature_at": "next", "candidates": (0.5, 1.5)},
+    "squared_slopes": {"source": "update", "curvature": "product", "matrix": "squared_slopes"},
+    "dampings": {"source": "update", "curvature": "product", "matrix": "gauss_newton", "dampings": (0.0, 0.2, 3.0)},
+    "dampings_next": {"source": "gradient", "curvature_at": "next", "dampings": (0.05, 1.0)},
+    "precondition": {"source": "update", "direction": "diagonal"},
+    "precondition_dampings": {"source": "gradient", "direction": "diagonal", "dampings": (0.05, 0.5, 2.0)},
     "clip": {"source": "update", "clip": 0.4},
     "first_step": {"source": "gradient", "curvature": "diagonal", "first_step": 0.05},
     "all_refused": {"source": "gradient", "curvature": "product", "damping": 0.0, "floor": 1e3},
@@ -88,7 +93,40 @@ def test_fisher_lbfgs_against_the_plain_loop(name: str) -> None:
     assert run.history[-1]["refused_pairs"] == refused
     assert refused == (4 if name == "all_refused" else 0)
     if name != "all_refused":
-        assert len(run.state["pairs"]) == 2
+        assert len(run.state["pairs"]) == (0 if "precondition" in name else 2)
+
+
+def test_the_record_says_whether_the_curvature_acts() -> None:
+    """Against the pairs and steps of the state; at "next" a pair is offered one round later."""
+    federation = ragged(toy_data())
+    for at in ("same", "next"):
+        algorithm = fedge.FisherLBFGS(toy_model(), epochs=2, batch_size=4, damping=0.1, curvature_at=at)
+        before = fedge.train(algorithm, federation, rounds=2, cohort=5, seed=9)
+        run = fedge.train(algorithm, federation, rounds=1, cohort=5, seed=9, start=before)
+        record = run.history[-1]
+        s, y = (torch.cat([leaf.flatten() for leaf in one.values()]) for one in run.state["pairs"][-1])
+        assert record["cos_sy"] == pytest.approx(float(torch.cosine_similarity(s, y, 0)), abs=1e-12)
+        assert record["length_sy"] == pytest.approx(float(y.norm() / s.norm()))
+        assert record["accepted_pairs"] == (3 if at == "same" else 2)
+        assert run.history[0].get("cos_step") == pytest.approx(1.0)  # no pair yet: the mean update itself
+        assert 0 < record["cos_step"] < 1 - 1e-6
+    assert "cos_sy" not in run.history[0]
+
+
+def test_a_large_damping_is_seen_to_leave_no_curvature() -> None:
+    options = {"epochs": 2, "batch_size": 4, "damping": 1e3}
+    algorithm = fedge.FisherLBFGS(toy_model(), **options)
+    run = fedge.train(algorithm, ragged(toy_data()), rounds=3, cohort=5)
+    assert run.history[-1]["cos_sy"] > 1 - 1e-6
+    assert run.history[-1]["length_sy"] == pytest.approx(1e3, rel=1e-3)
+
+
+def test_classes_of_fedova_have_the_mean_of_their_cosines_and_the_sum_of_their_pairs() -> None:
+    inner = fedge.FisherLBFGS(toy_model(outputs=2), epochs=2, batch_size=4)
+    run = fedge.train(fedge.FedOVA(inner, classes=3), ragged(toy_data()), rounds=2, seed=9)
+    each = [inner.notes(one) for one in run.state]
+    assert str(run.history[-1]["accepted_pairs"]) == "6"  # a count, not 6.0
+    assert run.history[-1]["cos_sy"] == pytest.approx(sum(one["cos_sy"] for one in each) / 3)
 
 
 def test_batch_square_is_what_its_name_says() -> None:
@@ -128,7 +166,10 @@ def test_a_gradient_of_zero_stays_where_it_is() -> None:
         ({"memory": 0}, "memory is 0, it must be a whole number of at least 1"),
         ({"damping": -0.1}, "damping is -0.1, it must be 0 or more"),
         ({"matrix": "gauss_newton"}, r"matrix \(with curvature 'diagonal'\) is 'gauss_newton'"),
-        ({"curvature": "product", "matrix": "batch_square"}, r"must be one of \['fisher', 'gauss_newton'\]"),
+        ({"curvature": "product", "matrix": "batch_square"}, r"must be one of \['fisher', 'gauss_newton', 'squared"),
+        ({"candidates": (1.0,), "dampings": (1.0,)}, "choose by one of them"),
+        ({"dampings": (-1.0,)}, "dampings is -1.0, it must be 0 or more"),
+        ({"direction": "diagonal", "curvature": "product"}, "direction is 'diagonal', but curvature is 'product'"),
         ({"source": "gradiant"}, r"source is 'gradiant' \(did you mean 'gradient'\?\)"),
         ({"batches": 3}, "batches is 3, but it limits the gradient: set source='gradient'"),
         ({"candidates": (1.0, 0.0)}, "candidates is 0.0, it must be greater than 0"),

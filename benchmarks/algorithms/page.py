@@ -175,7 +175,16 @@ def text(lines: list[Line]) -> str:
     config = lines[0]
     images, clients = 1437, config["clients"]
     first = (fedge.FedAvg, fedge.SGD, fedge.Adam, fedge.Spectral, fedge.FedProx, fedge.FedNova, fedge.FedCM)
-    trained = (*first, fedge.SCAFFOLD, fedge.FedPer, fedge.FedDANE, fedge.FisherLBFGS)
+    trained = (
+        *first,
+        fedge.SCAFFOLD,
+        fedge.FedPer,
+        fedge.FedDANE,
+        fedge.FisherLBFGS,
+        fedge.SubspaceNewton,
+        fedge.GIANT,
+        fedge.DONE,
+    )
     kinds = (*trained, fedge.FedOVA, fedge.DataSharing, fedge.Averaged, fedge.Robust, fedge.Compressed)
     return TEXT.format(
         **{name: config[name] for name in ("labels", "clients", "cohort", "rounds", "last")},

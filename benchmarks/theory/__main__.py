@@ -1,4 +1,7 @@
-"""`python -m benchmarks.theory [convex|nonconvex|bytes]`: measure, draw, write docs/theory.md (`--page`: only that)."""
+"""`python -m benchmarks.theory [convex|constants|newton|nonconvex|bytes]`: measure, draw, write docs/theory.md.
+
+`--page` writes the page alone.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,15 @@ import time
 
 import torch
 
-from . import bytes, convex, nonconvex, page
+from . import bytes, constants, convex, newton, nonconvex, page
 
-PARTS = {"convex": convex.main, "nonconvex": nonconvex.main, "bytes": bytes.main}
+PARTS = {
+    "convex": convex.main,
+    "constants": constants.main,
+    "newton": newton.main,
+    "nonconvex": nonconvex.main,
+    "bytes": bytes.main,
+}
 
 
 def main(arguments: list[str]) -> None:

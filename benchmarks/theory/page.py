@@ -70,6 +70,44 @@ def nonconvex(result: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def constants(result: dict[str, Any]) -> str:
+    low, high = result["at_optimum"]
+    known = [
+        ("λ", "strong convexity: the penalty; reached (softmax does not see a shift of all logits)", result["strong"]),
+        ("Λ", "smoothness: no curvature at any w is above it", result["smooth"]),
+        ("", f"curvature at w*: {low:.3g} to {high:.3g}", ""),
+        ("N", "2 E\\|∇f_i(w*)\\|²", result["N"]),
+        ("f(w_0) - f*", "where the runs begin", result["start_gap"]),
+    ]
+    first = table(("constant", "what", "value"), [(a, b, f"{c:.4g}" if c != "" else "") for a, b, c in known])
+    rows = [
+        (
+            run["run"],
+            run["partition"],
+            f"{run['theta'][0]:.2g}, {run['theta'][1]:.3g}",
+            f"{run['largest_step']:.1e}",
+            f"{run['rounds_to_half']:.0e}",
+            f"{run['neighbourhood']:.3g}",
+        )
+        for run in result["runs"]
+    ]
+    head = ("run", "partition", "θ₁, θ₂", "largest step allowed", "rounds to halve the gap, at best")
+    return first + "\n\n" + table((*head, "neighbourhood of the bound"), rows)
+
+
+def newton(result: dict[str, Any]) -> str:
+    rows = []
+    for run in result["runs"]:
+        names = {"iterations": "{} iterations", "alpha": "alpha {:g}"}
+        said = ", ".join(form.format(run[name]) for name, form in names.items() if name in run)
+        lengths = ", length chosen by the clients" if run["candidates"] else ", length 1"
+        never = f"not in {run['rounds']}"
+        counts = [run[f"rounds_to_{level}"] for level in ("0.001", "1e-06")]
+        at = [never if count is None else count for count in counts]
+        rows.append((run["algorithm"], run["clients"], said + lengths, *at, f"{max(run['last'], 0):.0e}"))
+    return table(("algorithm", "clients", "setting", "rounds to 1e-3", "rounds to 1e-6", "gap at the end"), rows)
+
+
 def moved(result: dict[str, Any]) -> str:
     config = result["config"]
     names = ("ledger", "star_total", "tree_total", "star_path", "star_path_broadcast", "tree_path", "tree_hops")
@@ -92,6 +130,8 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {  # block -> s
     "noise": ("convex", noise),
     "race": ("convex", race),
     "forms": ("convex", forms),
+    "constants": ("constants", constants),
+    "newton": ("newton", newton),
     "nonconvex": ("nonconvex", nonconvex),
     "bytes": ("bytes", moved),
     "versions": ("convex", made_with),

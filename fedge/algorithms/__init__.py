@@ -5,6 +5,7 @@ from typing import Any
 from fedge.algorithms.averaged import Averaged
 from fedge.algorithms.compressed import Compressed
 from fedge.algorithms.data_sharing import DataSharing
+from fedge.algorithms.done import DONE
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedcm import FedCM
 from fedge.algorithms.feddane import FedDANE
@@ -13,11 +14,13 @@ from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.fedper import FedPer
 from fedge.algorithms.fedprox import FedProx
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
+from fedge.algorithms.giant import GIANT
 from fedge.algorithms.optimisers import SGD, Adam
 from fedge.algorithms.private import Private
 from fedge.algorithms.robust import Robust
 from fedge.algorithms.scaffold import SCAFFOLD
 from fedge.algorithms.spectral import Spectral
+from fedge.algorithms.subspace_newton import SubspaceNewton
 from fedge.core import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -29,6 +32,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedper": FedPer,
     "feddane": FedDANE,
     "fisher_lbfgs": FisherLBFGS,
+    "subspace_newton": SubspaceNewton,
+    "giant": GIANT,
+    "done": DONE,
     "fedova": FedOVA,
     "data_sharing": DataSharing,
     "averaged": Averaged,
@@ -39,6 +45,8 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
 
 __all__ = [
     "ALGORITHMS",
+    "DONE",
+    "GIANT",
     "SCAFFOLD",
     "SGD",
     "Adam",
@@ -56,4 +64,5 @@ __all__ = [
     "Private",
     "Robust",
     "Spectral",
+    "SubspaceNewton",
 ]

@@ -129,12 +129,15 @@ class FedOVA(Wrapper[State]):
             )
 
     def notes(self, state: State) -> dict[str, Any]:
-        """Counts of the classes, added up."""
-        total: dict[str, Any] = {}
+        """Counts of the classes, added up; other numbers as the mean over the classes that have one."""
+        found: dict[str, list[Any]] = {}
         for one in state:
             for name, value in self.inner.notes(one).items():
-                total[name] = total.get(name, 0) + value
-        return total
+                found.setdefault(name, []).append(value)
+        return {
+            name: sum(values) / len(values) if isinstance(values[0], float) else sum(values)
+            for name, values in found.items()
+        }
 
     def params(self, state: State) -> Params:
         """The module's names, with a leading class axis."""

@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.lbfgs import direction, is_safe
+from fedge.algorithms.lbfgs import direction, is_safe, named_shape
 from fedge.algorithms.local import LocalTraining
 from fedge.algorithms.optimisers import SGD
-from fedge.algorithms.passes import PASS_BATCH, average
+from fedge.algorithms.passes import PASS_BATCH, average, losses_at, lowest
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
 
 State = dict[str, Any]
-_HUGE = 1e30
+PRODUCTS = ("fisher", "gauss_newton", "squared_slopes")
+_COUNTS = {"accepted": 0, "refused": 0, "shape": {}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +42,25 @@ class FisherLBFGS(Algorithm[State]):
         H_t = two-loop recursion over the last m pairs (see `lbfgs`); before the first pair, first_step I
 
     `matrix`: "fisher" or "gauss_newton"; "batch_square" is the cheap, biased stand-in for the diagonal that squares
-    mini-batch gradients. `curvature_at="next"` takes B at w_{t+1} over the next cohort: s_t travels with the parameters
-    and one phase is saved. `candidates`: the cohort is asked for its loss at w_t + a lr p_t for each a, and the best is
-    taken (a phase of a few scalars). A pair without safely positive curvature (s.y <= floor s.s) is refused.
+    mini-batch gradients. "squared_slopes" is line 4 of ClientUpdate as it is printed, J^T diag(Gamma) J, in the product
+    form: J is the Jacobian of the logits and Gamma has the squares of the loss's slopes in them. `curvature_at="next"`
+    takes B at w_{t+1} over the next cohort: s_t travels with the parameters and one phase is saved. `candidates`: the
+    cohort is asked for its loss at w_t + a lr p_t for each a, and the best is taken (a phase of a few scalars).
+    `dampings`: the same for one direction per damping, each sent as a whole; pairs keep `damping`. A pair without
+    safely positive curvature (s.y <= floor s.s) is refused. `direction="diagonal"` is a control without pairs: p_t =
+    -(B_t + weight_decay + damping)^{-1} g_t with the diagonal B_t.
+
+    Alg. 1 iterates "while global model no converge" with one cohort. Every iteration needs the cohort's gradient at a
+    new point, so that it is one of our rounds with its bytes; we draw a cohort for each.
+
+    The record of a round says whether the curvature acts: `cos_sy` = cos(s, y) and `length_sy` = |y| / |s| of the pair
+    that was taken, `cos_step` = cos(p, -g) and `length_step` = |p| / |g|, `accepted_pairs` and `refused_pairs` so
+    far. With both cosines near 1 and constant lengths H is a multiple of the identity: FedAvg with another server step.
 
     Bytes per round, d parameters of b bytes, cohort c:
         diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,
         the first round without the product);  with q candidates also down c d b, up c (q b + 4);
-        with lr_decay < 1 also down c b.
+        with q dampings, as soon as they differ, also down q c d b, up c (q b + 4);  with lr_decay < 1 also down c b.
     """
 
     model: nn.Module
@@ -58,7 +69,7 @@ class FisherLBFGS(Algorithm[State]):
     lr: float = 1.0
     source: Literal["update", "gradient"] = "update"
     curvature: Literal["diagonal", "product"] = "diagonal"
-    matrix: Literal["fisher", "gauss_newton", "batch_square"] = "fisher"
+    matrix: Literal["fisher", "gauss_newton", "squared_slopes", "batch_square"] = "fisher"
     curvature_at: Literal["same", "next"] = "same"
     memory: int = 10
     damping: float = 1.0
@@ -68,6 +79,8 @@ class FisherLBFGS(Algorithm[State]):
     first_step: float | None = None
     batches: int | None = None
     candidates: tuple[float, ...] = ()
+    dampings: tuple[float, ...] = ()
+    direction: Literal["pairs", "diagonal"] = "pairs"
     floor: float = 1e-8
     clip: float | None = None
     loss: Loss = cross_entropy
@@ -84,7 +97,8 @@ class FisherLBFGS(Algorithm[State]):
         choice("source", self.source, ("update", "gradient"))
         choice("curvature", self.curvature, ("diagonal", "product"))
         choice("curvature_at", self.curvature_at, ("same", "next"))
-        known = ("fisher", "batch_square") if self.curvature == "diagonal" else ("fisher", "gauss_newton")
+        known = ("fisher", "batch_square") if self.curvature == "diagonal" else PRODUCTS
+        choice("direction", self.direction, ("pairs", "diagonal"))
         choice(f"matrix (with curvature {self.curvature!r})", self.matrix, known)
         schedule.check(self.lr_decay)
         self._check_optional()
@@ -102,6 +116,12 @@ class FisherLBFGS(Algorithm[State]):
                 raise ValueError(f"batches is {self.batches}, but it limits the gradient: set source='gradient'")
         for candidate in self.candidates:
             positive("candidates", candidate)
+        for damping in self.dampings:
+            non_negative("dampings", damping)
+        if self.candidates and self.dampings:
+            raise ValueError(f"candidates is {self.candidates} and dampings is {self.dampings}: choose by one of them")
+        if self.direction == "diagonal" and self.curvature != "diagonal":
+            raise ValueError(f"direction is 'diagonal', but curvature is {self.curvature!r}: set curvature='diagonal'")
 
     # -- clients
 
@@ -111,7 +131,7 @@ class FisherLBFGS(Algorithm[State]):
             "gradient": average("grad", self._gradient(model), **self._batches()),
             "diagonal": average("diagonal", self._diagonal(model), **self._batches()),
             "product": average("product", self._product(model), **self._batches()),
-            "losses": self._losses(model),
+            "losses": losses_at(model, lambda sent: self._points(sent["params"], sent)),
         }
 
     def _batches(self) -> dict[str, Any]:
@@ -142,55 +162,69 @@ class FisherLBFGS(Algorithm[State]):
         return square
 
     def _product(self, model: Model) -> Any:
-        times = model.sum_fisher_product if self.matrix == "fisher" else model.sum_gauss_newton_product
+        known = (model.sum_fisher_product, model.sum_gauss_newton_product, model.sum_squared_slope_product)
+        times = dict(zip(PRODUCTS, known, strict=True)).get(self.matrix, known[0])
         return lambda sent, batch: times(sent["params"], batch, sent["s"])
 
-    def _losses(self, model: Model) -> Task:
-        def start(sent: Payload) -> Carry:
-            return next(iter(sent["params"].values())).new_zeros(len(self.candidates))
-
-        def step(sent: Payload, carry: Carry, batch: Batch) -> Carry:
-            points = [tree.axpy(a * self.lr, sent["p"], sent["params"]) for a in self.candidates]
-            return carry + torch.stack([model.losses(point, batch).sum() for point in points])
-
-        def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
-            mean = torch.nan_to_num(
-                carry / examples, nan=_HUGE, posinf=_HUGE, neginf=_HUGE
-            )  # overflowed: merely not chosen
-            return {"losses": {"at": mean.clamp(max=_HUGE)}}, examples.float()
-
-        return Task(start, step, finish, batch_size=PASS_BATCH)
+    def _points(self, w: Params, sent: Payload) -> list[Params]:
+        if self.dampings:
+            return [tree.axpy(self.lr, sent[f"p_{i}"], w) for i in range(len(self.dampings))]
+        return [tree.axpy(a * self.lr, sent["p"], w) for a in self.candidates]
 
     # -- server
 
     def init(self, params: Params) -> State:
-        return {"params": params, "pairs": [], "last": None, "refused": 0, **schedule.begin(self.lr_decay)}
+        return {"params": params, "pairs": [], "last": None, **_COUNTS, **schedule.begin(self.lr_decay)}
 
     def adopt(self, state: State) -> State:
-        return schedule.begin(self.lr_decay) | state
+        return {**_COUNTS, **schedule.begin(self.lr_decay), **state}
 
     def round(self, state: State) -> Flow[State]:
-        w, pairs, refused = state["params"], list(state["pairs"]), state["refused"]
+        w, pairs = state["params"], list(state["pairs"])
+        counts = {name: state.get(name, start) for name, start in _COUNTS.items()} | {"shape": {}}
         next_point = self.curvature_at == "next"
         gathered = yield self._ask(w, state["last"], schedule.part(self.lr_decay, state))
         g = gathered.mean["grad"]
         if self.source == "gradient" and self.weight_decay:
             g = tree.axpy(self.weight_decay, w, g)
-        if next_point and state["last"] is not None:
-            refused += self._offer(pairs, state["last"], self._times(gathered.mean, state["last"]))
-        p = self._direction(pairs, g)
-        length = self.lr
-        if self.candidates:
-            tried = yield Ask("losses", {"p": p}, reuse=("params",))
-            length *= self._best(tried.mean["losses"]["at"], w, p)
+        if next_point and self.direction == "pairs" and state["last"] is not None:
+            self._count(counts, self._offer(pairs, state["last"], self._times(gathered.mean, state["last"])), pairs)
+        p, length, damping = yield from self._step(w, g, pairs, gathered.mean)
+        counts["shape"] |= {**damping, **named_shape("step", tree.scale(-1.0, g), p)}
         s = tree.scale(length, p)
-        if not next_point:
+        if not next_point and self.direction == "pairs":
             curved = gathered
             if self.curvature == "product":
                 curved = yield Ask("product", {"s": s}, reuse=("params",))
-            refused += self._offer(pairs, s, self._times(curved.mean, s))
-        after = {"pairs": pairs, "last": s if next_point else None, "refused": refused}
+            self._count(counts, self._offer(pairs, s, self._times(curved.mean, s)), pairs)
+        after = {"pairs": pairs, "last": s if next_point else None, **counts}
         return {"params": tree.add(w, s), **after, **schedule.after(self.lr_decay, state)}
+
+    def _step(
+        self, w: Params, g: Params, pairs: list[Any], mean: Payload
+    ) -> Flow[tuple[Params, float, dict[str, float]]]:
+        """The direction, its length, and the damping for the record, after the cohort's losses if there is a choice."""
+        if self.dampings and (pairs or self.direction == "diagonal"):
+            send = {f"p_{i}": self._damped(pairs, g, mean, damping) for i, damping in enumerate(self.dampings)}
+        else:
+            send = {"p": self._damped(pairs, g, mean, self.damping)}
+            if not self.candidates:
+                return send["p"], self.lr, {}
+        tried = yield Ask("losses", send, reuse=("params",))
+        best = lowest(tried.mean["losses"]["at"], self._points(w, send), self.weight_decay)
+        if self.dampings:
+            return send[f"p_{best}"], self.lr, {"damping": float(self.dampings[best])}
+        return send["p"], self.lr * self.candidates[best], {}
+
+    def _damped(self, pairs: list[Any], g: Params, mean: Payload, damping: float) -> Params:
+        """The direction with this damping; the pairs that are kept have `self.damping`."""
+        if self.direction == "diagonal":
+            shift = self.weight_decay + damping
+            return tree.map_(lambda slope, diagonal: -slope / (diagonal + shift), g, mean["diagonal"])
+        if damping != self.damping:
+            moved = [(s, tree.axpy(damping - self.damping, s, y)) for s, y in pairs]
+            pairs = [pair for pair in moved if is_safe(pair, self.floor)]
+        return self._direction(pairs, g)
 
     def _ask(self, w: Params, last: Params | None, shrunk: Payload) -> Ask:
         """Phase one: the gradient or update, and whatever curvature can be had with it."""
@@ -221,12 +255,12 @@ class FisherLBFGS(Algorithm[State]):
             return tree.scale(-self.first_step, g)
         return tree.scale(-1.0 if self.source == "update" else -1 / max(1.0, float(tree.norm(g))), g)
 
-    def _best(self, losses: Tensor, w: Params, p: Params) -> float:
-        """The candidate with the smallest loss, the weight decay's share added here."""
-        if self.weight_decay:
-            points = [tree.axpy(a * self.lr, p, w) for a in self.candidates]
-            losses = losses + self.weight_decay / 2 * torch.stack([tree.dot(point, point) for point in points])
-        return self.candidates[int(torch.nan_to_num(losses, nan=torch.inf).argmin())]
+    def _count(self, counts: dict[str, Any], refused: int, pairs: list[Any]) -> None:
+        counts["refused"] += refused
+        counts["accepted"] += 1 - refused
+        if not refused:
+            counts["shape"] |= named_shape("sy", *pairs[-1])
 
     def notes(self, state: State) -> dict[str, Any]:
-        return {"refused_pairs": state["refused"]}
+        counted = {f"{name}_pairs": state.get(name, 0) for name in ("accepted", "refused")}
+        return {**counted, **state.get("shape", {})}

@@ -24,6 +24,20 @@ def is_safe(pair: Pair, floor: float) -> bool:
     return math.isfinite(curvature) and math.isfinite(length) and length > 0 and curvature > floor * length
 
 
+def compared(a: Params, b: Params) -> tuple[float, float]:
+    """cos(a, b) and |b| / |a|: 1 and any constant mean that b is a multiple of a. Zero vectors give NaN."""
+    both, squared, other = (float(tree.dot(*two)) for two in ((a, b), (a, a), (b, b)))
+    if min(squared, other) <= 0:
+        return math.nan, math.nan
+    return both / math.sqrt(squared * other), math.sqrt(other / squared)
+
+
+def named_shape(what: str, a: Params, b: Params) -> dict[str, float]:
+    """`compared` for the record of a round; nothing if one of them is zero or not finite."""
+    found = compared(a, b)
+    return dict(zip((f"cos_{what}", f"length_{what}"), found, strict=True)) if all(map(math.isfinite, found)) else {}
+
+
 def direction(pairs: list[Pair], g: Params) -> Params:
     """-H g, with H the L-BFGS inverse Hessian of the pairs (oldest first) and H_0 = (s.y / y.y) I of the newest.
 

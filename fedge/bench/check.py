@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedge import models, partition
-from fedge.algorithms import SCAFFOLD, DataSharing, FedAvg, FedDANE, FedOVA, FedPer, FisherLBFGS
+from fedge.algorithms import GIANT, SCAFFOLD, DataSharing, FedAvg, FedDANE, FedOVA, FedPer, FisherLBFGS, SubspaceNewton
 from fedge.core import Algorithm, Params
 from fedge.data import Data
 from fedge.engine import Loopback, Simulator
@@ -83,6 +83,8 @@ def algorithms(image: bool, setting: Setting = SETTINGS[0]) -> dict[str, Algorit
         "feddane": FedDANE(model(), **size),
         "fisher l-bfgs, diagonal": lbfgs(),
         "fisher l-bfgs, product": lbfgs(**newton),
+        "giant": GIANT(model(), iterations=3),
+        "subspace newton": SubspaceNewton(model(), **size),
         "fedova": FedOVA(local(2), classes=3),
         "fedova, fisher l-bfgs": FedOVA(lbfgs(2), classes=3),
         "fedova, scaffold": FedOVA(SCAFFOLD(model(2), **size), classes=3),

@@ -65,6 +65,32 @@ def sum_gauss_newton_product(
     return _vjp(logits, params)[1](curved)
 
 
+def sum_squared_slope_product(
+    logits: Callable[[Params], Tensor], total: Callable[[Tensor], Tensor], params: Params, v: Params
+) -> Params:
+    """sum_i J_i^T diag(r_i^2) J_i v, with J_i the Jacobian of example i's logits and r_i its loss's slopes in them."""
+    z, along = _jvp(logits, params, v)
+    slopes = torch.func.grad(total)(z)
+    return _vjp(logits, params)[1](slopes * slopes * along)
+
+
+def fisher_in_span(losses: Losses, params: Params, basis: list[Params]) -> tuple[Tensor, Tensor]:
+    """V^T sum_i g_i, [k], and V^T (sum_i g_i g_i^T) V, [k, k]: one forward-mode pass per vector, no backward pass."""
+    slopes = torch.stack([_jvp(losses, params, v)[1] for v in basis])  # [k, B]
+    return slopes.sum(1), slopes @ slopes.mT
+
+
+def gauss_newton_in_span(
+    logits: Callable[[Params], Tensor], total: Callable[[Tensor], Tensor], params: Params, basis: list[Params]
+) -> tuple[Tensor, Tensor]:
+    """V^T sum_i g_i, [k], and V^T (sum_i J_i^T H_i J_i) V, [k, k]: one forward-mode pass per vector."""
+    moved = [_jvp(logits, params, v) for v in basis]
+    z, slope = moved[0][0], torch.func.grad(total)
+    along = torch.stack([one for _, one in moved])  # [k, B, C]
+    curved = torch.stack([_jvp(slope, z, one)[1] for one in along.unbind()])
+    return along.flatten(1) @ slope(z).flatten(), along.flatten(1) @ curved.flatten(1).mT
+
+
 def _jvp(function: Callable[[Any], Tensor], at: Any, along: Any) -> tuple[Tensor, Tensor]:
     with _ONE_AT_A_TIME:
         value, slope = jvp(function, (at,), (along,))[:2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -87,8 +88,24 @@ class Handle:
 
     def sum_gauss_newton_product(self, params: Params, batch: Batch, v: Params) -> Params:
         """sum_i J_i^T H_i J_i v over the real examples (Eq. 8), H_i the loss's Hessian in the logits."""
+        return curvature.sum_gauss_newton_product(*self._outer(batch), params, v)
+
+    def sum_squared_slope_product(self, params: Params, batch: Batch, v: Params) -> Params:
+        """sum_i J_i^T diag(r_i^2) J_i v over the real examples (Alg. 1), r_i the loss's slopes in the logits."""
+        return curvature.sum_squared_slope_product(*self._outer(batch), params, v)
+
+    def sum_in_span(
+        self, params: Params, batch: Batch, basis: list[Params], matrix: Literal["fisher", "gauss_newton"]
+    ) -> tuple[Tensor, Tensor]:
+        """V^T sum_i g_i, [k], and V^T B V, [k, k], for the k vectors V of the basis and n times either matrix B."""
+        if matrix == "fisher":
+            return curvature.fisher_in_span(lambda p: self.losses(p, batch), params, basis)
+        return curvature.gauss_newton_in_span(*self._outer(batch), params, basis)
+
+    def _outer(self, batch: Batch) -> tuple[Callable[[Params], Tensor], Callable[[Tensor], Tensor]]:
+        """The loss of a batch in two halves: parameters -> logits, and logits -> the sum of the real losses."""
 
         def total(z: Tensor) -> Tensor:
             return torch.where(batch.mask, self.per_example(z, batch.y), 0.0).sum()
 
-        return curvature.sum_gauss_newton_product(lambda p: self.logits(p, batch.x, batch.key), total, params, v)
+        return lambda p: self.logits(p, batch.x, batch.key), total

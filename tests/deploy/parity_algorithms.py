@@ -30,6 +30,8 @@ def _inner(outputs: int) -> dict[str, Callable[[], Algorithm]]:
         "FedDANE": lambda: fedge.FedDANE(model(), lr=0.05, mu=0.1, **options),
         "Fisher diagonal": lambda: fedge.FisherLBFGS(model(), memory=2, **options),
         "Fisher product": lambda: fedge.FisherLBFGS(model(), memory=2, **product, **options),
+        "Subspace": lambda: fedge.SubspaceNewton(model(), lr=0.1, **options),
+        "GIANT": lambda: fedge.GIANT(model(), iterations=3),
     }
 
 
@@ -52,6 +54,7 @@ def _rest() -> dict[str, Algorithm]:
     rules = {"median": fedge.Median(), "trimmed": fedge.TrimmedMean(0.2), "gathered": fedge.Mean()}
     codecs = {"8 bits": fedge.Quantise(8), "2 bits": fedge.Quantise(2), "cast": fedge.Cast()}
     return {
+        "DONE": fedge.DONE(model(), iterations=3),
         "FedProx": fedge.FedProx(model(), lr=0.1, mu=0.1, **options),
         "FedNova": fedge.FedNova(model(), lr=0.1, momentum=0.5, **options),
         "FedCM": fedge.FedCM(model(), lr=0.1, **options),

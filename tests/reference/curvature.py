@@ -33,6 +33,24 @@ def gauss_newton_product(module: nn.Module, x: Tensor, y: Tensor, v: Params, los
     return named(module, total / len(y))
 
 
+def squared_slope_product(module: nn.Module, x: Tensor, y: Tensor, v: Params, loss: Loss | None = None) -> Params:
+    """(1/n) sum_i J_i^T diag(r_i^2) J_i v, J_i of the outputs, r_i the slopes of the loss in the outputs."""
+    direction = flatten(module, v)
+    total = torch.zeros_like(direction)
+    for i in range(len(y)):
+        output, jacobian = output_jacobian(module, x[i])
+        slopes = output_slopes(output, y[i], loss)
+        total = total + jacobian.T @ (slopes**2 * (jacobian @ direction))
+    return named(module, total / len(y))
+
+
+def output_slopes(output: Tensor, target: Tensor, loss: Loss | None) -> Tensor:
+    """p - e_y for softmax cross-entropy; any other loss is differentiated."""
+    if loss is None:
+        return torch.softmax(output, dim=0) - nn.functional.one_hot(target, len(output))
+    return torch.autograd.functional.jacobian(lambda z: loss(z, target), output)
+
+
 def output_jacobian(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """One example's outputs (o,) and their derivatives (o, d), row by row."""
     output = module(x[None])[0]

@@ -23,9 +23,15 @@ from .common import (
     weighted_mean,
     with_params,
 )
-from .curvature import fisher_diagonal, fisher_product, gauss_newton_product
+from .curvature import fisher_diagonal, fisher_product, gauss_newton_product, squared_slope_product
 from .fedavg import train
 from .two_loop import Pair, two_loop
+
+PRODUCTS = {
+    "fisher": fisher_product,
+    "gauss_newton": gauss_newton_product,
+    "squared_slopes": squared_slope_product,
+}
 
 
 def fisher_lbfgs(
@@ -49,6 +55,8 @@ def fisher_lbfgs(
     first_step: float | None,
     floor: float = 1e-8,
     candidates: Sequence[float] = (),
+    dampings: Sequence[float] = (),
+    direction: str = "pairs",
     weight: Weight = by_examples,
     loss: Loss | None = None,
 ) -> tuple[Params, int]:
@@ -59,7 +67,7 @@ def fisher_lbfgs(
     """
     assert source in ("gradient", "update")
     assert curvature in ("diagonal", "product")
-    assert matrix in ("fisher", "gauss_newton")
+    assert matrix in PRODUCTS
     assert curvature_at in ("same", "next")
 
     def client_gradient(model: nn.Module, t: int, k: int) -> Tensor:
@@ -74,8 +82,7 @@ def fisher_lbfgs(
         x, y = clients[k]
         if curvature == "diagonal":
             return flatten(model, fisher_diagonal(model, x, y, loss)) * v
-        product = fisher_product if matrix == "fisher" else gauss_newton_product
-        return flatten(model, product(model, x, y, named(model, v), loss))
+        return flatten(model, PRODUCTS[matrix](model, x, y, named(model, v), loss))
 
     def client_loss(model: nn.Module, k: int) -> Tensor:
         x, y = clients[k]
@@ -96,14 +103,29 @@ def fisher_lbfgs(
     for t, phases in rounds(cohorts):
         model = with_params(module, w)
         g = cohort_mean([client_gradient(model, t, k) for k in phases[0]], phases[0])
-        if curvature_at == "next" and last is not None:
+        if curvature_at == "next" and direction == "pairs" and last is not None:
             refused += offer(pairs, pair(model, phases[0], last), memory, floor)
 
-        p = -two_loop(pairs, g) if pairs else -initial_step(first_step, source, g) * g
+        def along(damping_now: float, model=model, w=w, g=g, phases=phases) -> Tensor:
+            if direction == "diagonal":
+                diagonal = cohort_mean([client_curvature(model, k, torch.ones_like(w)) for k in phases[0]], phases[0])
+                return -g / (diagonal + weight_decay + damping_now)
+            moved = [(s, y + (damping_now - damping) * s) for s, y in pairs]
+            safe = [(s, y) for s, y in moved if s @ y > floor * (s @ s)]
+            return -two_loop(safe, g) if safe else -initial_step(first_step, source, g) * g
 
+        p = along(damping)
         a = lr
         phase = 1
-        if len(candidates) > 0:
+        if len(dampings) > 0 and (pairs or direction == "diagonal"):
+            tried = [along(value) for value in dampings]
+            losses = []
+            for one in tried:
+                there = with_params(module, w + lr * one)
+                losses.append(cohort_mean([client_loss(there, k) for k in phases[1]], phases[1]).item())
+            p = tried[smallest(losses)]
+            phase += 1
+        elif len(candidates) > 0:
             losses = []
             for candidate in candidates:
                 there = with_params(module, w + lr * candidate * p)
@@ -113,7 +135,7 @@ def fisher_lbfgs(
             phase += 1
 
         s = a * p
-        if curvature_at == "same":
+        if curvature_at == "same" and direction == "pairs":
             # The diagonal came with the gradient; a product needs s, so a phase of its own.
             cohort = phases[0] if curvature == "diagonal" else phases[phase]
             refused += offer(pairs, pair(model, cohort, s), memory, floor)

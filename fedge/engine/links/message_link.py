@@ -110,7 +110,7 @@ class MessageLink(BaseLink):
         collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), intake)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)
-        self._known |= collector.expect(self._known)
+        self._known |= collector.expect(checks.seen(ask, self._known))
         return collector
 
     def _take(self, client: int, sent: Parts, mail: Mail, collectors: list[Collector]) -> None:

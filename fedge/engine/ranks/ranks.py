@@ -143,10 +143,12 @@ class Ranks(BaseLink):
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)
         like: Payload = {}
+        here = checks.seen(ask, self._known)
         for task in tasks if len(jobs.clients) else ():
-            upload = checks.template(task, self._known)
-            self._known |= {name: upload[name] for name in task.keeps}
-            like |= {} if task.private else _combined(ask.combine, checks.upload_template(task, self._known))
+            upload = checks.template(task, here)
+            here |= {name: upload[name] for name in task.keeps}
+            like |= {} if task.private else _combined(ask.combine, checks.upload_template(task, here))
+        self._known |= here
         return Part(ask, tasks, jobs, like)
 
     def _deal(self, phase: list[Jobs]) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from fedge.core import Drop, Payload, Task
+from fedge.core import Ask, Drop, Payload, Task
 from fedge.engine.clients.run_task import finished, parted
 
 ROUNDING = 1 + 1e-6  # weights travel in single precision
@@ -89,6 +89,11 @@ def largest(leaf: Tensor) -> Tensor:
         flat = flat.double()
     found: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
     return found
+
+
+def seen(ask: Ask, known: Payload) -> Payload:
+    """The parts that a client has before it in this ask: what is sent, and of what it holds, what is reused."""
+    return {name: known[name] for name in (*ask.send, *ask.reuse)}
 
 
 def require_held(task: str, reuse: tuple[str, ...], held: Payload) -> None:
