@@ -5,17 +5,21 @@ from __future__ import annotations
 from statistics import mean, median, stdev
 from typing import Any
 
+from .choice import chosen, rank, ranked
 from .grid import Grid, Method, Problem, Setting
 from .store import Line, Store
-from .work import rank
 
 NEVER = float("inf")
 Runs = dict[str, list[Line]]  # by method, the runs of all seeds
 
 
 def runs_of(grid: Grid, problem: Problem, store: Store) -> Runs:
-    """The methods that were run on a problem, in the order of the grid file."""
-    found = {name: sorted(store.of("run", problem.name, name), key=lambda line: line["seed"]) for name in grid.methods}
+    """The methods that were run on a problem with the setting that is chosen, in the order of the grid file."""
+    found = {}
+    for name in grid.methods:
+        setting = chosen(grid, problem, store, name)
+        lines = [line for line in store.of("run", problem.name, name) if line["setting"] == setting]
+        found[name] = sorted(lines, key=lambda line: line["seed"])
     return {name: lines for name, lines in found.items() if lines}
 
 
@@ -143,17 +147,6 @@ def tuning_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
             rows.append((name, setting(lines[0]["setting"]), lines[0]["rounds"], *held_out(grid, lines).split(", ")))
     head = ("method", "setting", "trained for, rounds", f"rounds to held-out {100 * problem.held_out:g} %")
     return table((*head, "held-out accuracy at the end, %"), rows)
-
-
-def ranked(grid: Grid, problem: Problem, store: Store, name: str) -> list[list[Line]]:
-    """The trials of every setting in its last stage (one line per seed), best first."""
-    last: dict[str, list[Line]] = {}
-    for line in sorted(store.of("trial", problem.name, name), key=lambda line: (line["rounds"], line["seed"])):
-        same = last.setdefault(str(line["setting"]), [])
-        if same and same[0]["rounds"] < line["rounds"]:
-            same.clear()
-        same.append(line)
-    return sorted(last.values(), key=lambda lines: (-lines[0]["rounds"], rank(grid, lines)))
 
 
 def held_out(grid: Grid, lines: list[Line]) -> str:
