@@ -97,6 +97,18 @@ def test_products_in_bfloat16_keep_the_band(shape: tuple[int, int], fall: float)
     assert float((along - torch.diagonal(u.mT @ turned(matrix) @ v)).abs().max()) < 0.1
 
 
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (60, 70)])
+def test_products_in_bfloat16_keep_a_low_rank(shape: tuple[int, int]) -> None:
+    """As after a step on one batch: nothing is added in directions that the matrix does not have."""
+    g = generator(7)
+    matrix = torch.randn(shape[0], 5, generator=g) @ torch.randn(5, shape[1], generator=g)
+    found, exact = orthogonal(matrix, products="bf16").double(), turned(matrix.double())
+    values = torch.linalg.svdvals(found)
+    assert float(values[4]) > 0.66
+    assert float(values[5]) < 1e-3
+    assert float((found - exact).norm()) < 0.1 * float(exact.norm())
+
+
 def test_auto_is_the_parameters_own_precision_on_a_cpu() -> None:
     matrix = torch.randn(4, 9, generator=generator(6))
     assert torch.equal(orthogonal(matrix, products="auto"), orthogonal(matrix))

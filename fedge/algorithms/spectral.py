@@ -33,16 +33,18 @@ def orthogonal(matrix: Tensor, iterations: int = 5, products: Products = "same")
     485 times themselves; a matrix of zeros stays zero.
 
     With twice as many columns as rows, up to three steps in a row are one polynomial P in G, worked out on the small
-    side: X <- P X. More at once would let rounding in G drown small singular values.
+    side: X <- P X. More at once would let rounding in G drown small singular values. X itself keeps its precision:
+    a matrix of low rank, as after the first steps, keeps its rank. With X in bfloat16, noise would fill the rest.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix.mT if tall else matrix
     x = x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
-    x = x.to(torch.bfloat16) if in_halves(x, products) else x
+    small = torch.bfloat16 if in_halves(x, products) else x.dtype
     most = TOGETHER if x.shape[1] >= WIDE * x.shape[0] else 1
     for done in range(0, iterations, most):
-        x = polynomial(x @ x.mT, min(most, iterations - done)) @ x
-    return (x.mT if tall else x).to(matrix.dtype)
+        low = x.to(small)
+        x = polynomial(low @ low.mT, min(most, iterations - done)).to(x.dtype) @ x
+    return x.mT if tall else x
 
 
 def polynomial(gram: Tensor, steps: int) -> Tensor:
@@ -58,7 +60,7 @@ def polynomial(gram: Tensor, steps: int) -> Tensor:
 
 
 def in_halves(x: Tensor, products: Products) -> bool:
-    """Whether products are in bfloat16: "auto" on a GPU, where the run's precision is not fp32."""
+    """Whether G and P are in bfloat16: "auto" on a GPU, where the run's precision is not fp32."""
     reduced = x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     return products == "bf16" or (products == "auto" and reduced)
 
@@ -88,9 +90,9 @@ class Spectral:
     `weight_decay` is apart from the gradient, whose length does not matter: w <- (1 - lr weight_decay) w first.
     "shape" is for the steps of clients, "norm" for a server's step along the mean update (`Spectral.server`).
 
-    `products` "bf16" multiplies matrices in bfloat16 and adds up in float32, at about twice TF32's speed; singular
-    values then end in [0.66, 1.25]. "same" keeps the parameters' precision. "auto" is bf16 where the engine's precision
-    on a GPU is tf32 or bf16, and otherwise the parameters'. Momentum and parameters keep their precision.
+    `products` "bf16" works out the polynomial in M M^T in bfloat16, with sums in float32; singular values then end in
+    [0.66, 1.25]. "same" keeps the parameters' precision. "auto" is bf16 where the engine's precision on a GPU is tf32
+    or bf16, and otherwise the parameters'. Momentum, parameters and the product with M keep their precision.
 
     Cost of a step beside the gradient's: for r rows, c >= r columns, iterations * (4 r^2 c + 2 r^3) operations; with
     c >= 2 r and five iterations 8 r^2 c + 28 r^3.
