@@ -57,7 +57,7 @@ def each(lines: list[Line], goal: str) -> str:
 
 
 def costs_table(grid: Grid, goals: list[str], runs: Runs) -> str:
-    """Medians of MB up and down together, example gradients and seconds."""
+    """Medians of MB up and down together, example gradients and seconds; none of runs made beside others."""
     head = ("MB; 10⁶ gradients; seconds", *[f"to {said(goal)}" for goal in goals])
     return table(
         head, [(labelled(grid, name, lines), *[cost(lines, g) for g in goals]) for name, lines in runs.items()]
@@ -67,8 +67,9 @@ def costs_table(grid: Grid, goals: list[str], runs: Runs) -> str:
 def cost(lines: list[Line], goal: str) -> str:
     if middle(lines, goal, "rounds") == NEVER:
         return "-"
-    gradients, seconds = (middle(lines, goal, name) for name in ("gradients", "seconds"))
-    return f"{megabytes(lines, goal)}; {gradients / 1e6:.2f}; {seconds:.1f}"
+    alone = not any("jobs" in line for line in lines)
+    seconds = f"{middle(lines, goal, 'seconds'):.1f}" if alone else "-"
+    return f"{megabytes(lines, goal)}; {middle(lines, goal, 'gradients') / 1e6:.2f}; {seconds}"
 
 
 def megabytes(lines: list[Line], goal: str) -> str:
@@ -130,6 +131,8 @@ def spread(values: list[float], places: int) -> str:
 
 def chosen_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
     """The winner of the tuning and its runner-up."""
+    if problem.like:
+        return taken_table(problem, runs)
     rows = []
     for name in runs:
         first, second = ranked(grid, problem, store, name)[:2]
@@ -137,6 +140,11 @@ def chosen_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
         rows.append((name, found, held_out(grid, first), setting(second[0]["setting"]), held_out(grid, second)))
     goal = f"rounds to {100 * problem.held_out:g} %, end, %"
     return table(("method", "chosen", f"held out: {goal}", "runner-up", f"held out: {goal}"), rows)
+
+
+def taken_table(problem: Problem, runs: Runs) -> str:
+    rows = [(name, setting(lines[0]["setting"])) for name, lines in runs.items()]
+    return table(("method", f"setting, of `{problem.like}`: the highest held-out accuracy at the end"), rows)
 
 
 def tuning_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
