@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rounds import grid, store
+from benchmarks.rounds import choice, grid, store
 from benchmarks.rounds.__main__ import main
 from fedge.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
-TIMES = ("wall", "spent", "to", "wall_rounds")  # what differs between two runs of the same thing
+TIMES = ("wall", "spent", "to", "wall_rounds", "jobs")  # what differs between two runs of the same thing
 TINY = """
 order = {all = ["digits/FedOVA", "digits/Spectral carried"]}
 
@@ -133,6 +133,74 @@ def test_killed_and_resumed_it_is_the_same(tiny: list[str], tmp_path: Path) -> N
     assert {name: timeless(line) for name, line in again.items()} == {
         name: timeless(line) for name, line in store.read(whole).items()
     }
+
+
+LIKE = """
+[problem.more]
+data = "digits"
+model = "mlp"
+clients = 20
+labels = 3
+cohort = 4
+rounds = 2
+test = [0.1]
+like = "digits"
+
+[method.Wrong]
+algorithm = "fedavg"
+settings = [{ lr = -1.0 }, { lr = -2.0 }, { lr = -3.0 }]
+"""
+
+
+def test_rows_beside_each_other_are_the_same_and_one_that_fails_is_named(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, rows = tmp_path / "grid.toml", '"digits/FedOVA", "digits/Spectral carried"'
+    path.write_text(TINY.replace(rows, f'"digits/Wrong", {rows}, "more/FedOVA"') + LIKE)
+    one, two = tmp_path / "one", tmp_path / "two"
+    main(["digits/FedOVA", "digits/Spectral carried", "more", *tiny, "--out", str(one)])
+    capsys.readouterr()
+    main(["all", *tiny, "--jobs", "2", "--out", str(two)])
+    said = capsys.readouterr().out
+    assert "failed, the rest went on: digits/Wrong" in said
+    assert "lr is -1.0" in said
+    alone, beside = store.read(one), store.read(two)
+    assert {name: timeless(line) for name, line in beside.items()} == {
+        name: timeless(line) for name, line in alone.items()
+    }
+    assert {line["jobs"] for line in beside.values()} == {2}
+    assert not any("jobs" in line for line in alone.values())
+    assert sum(line["problem"] == "more" for line in beside.values()) == 2
+    main(["all", *tiny, "--jobs", "2", "--seconds", "-1", "--out", str(tmp_path / "none")])
+    assert "the time is over" in capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
+
+
+def test_seconds_per_round_are_measured_alone(tiny: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    main(["digits/FedOVA", *tiny, "--out", str(out)])
+    main(["digits/FedOVA", *tiny, "--time", "--out", str(out)])
+    main(["digits/FedOVA", *tiny, "--time", "--out", str(out)])
+    (line,) = [line for line in lines(out) if line["kind"] == "time"]
+    assert line["seconds"] > 0
+    with pytest.raises(SystemExit, match="no setting is chosen"):
+        main(["digits/Spectral carried", *tiny, "--time", "--out", str(out)])
+
+
+def test_a_problem_like_another_takes_its_best_end() -> None:
+    known = grid.read()
+    method = known.methods["FedOVA"]
+
+    def trial(place: int, accuracy: list[float]) -> dict[str, Any]:
+        names = {"kind": "trial", "problem": "fmnist-l2", "method": "FedOVA", "setting": method.settings[place]}
+        return {**names, "rounds": 40, "seed": 0, "accuracy": accuracy, "diverged": False}
+
+    lines = [trial(0, [0.86, 0.86, 0.86]), trial(1, [0.1, 0.86, 0.9, 0.9, 0.9])]
+    found = store.Store(Path("nowhere"), Path("nowhere"))
+    found.lines = {store.key(line): line for line in lines}
+    assert choice.chosen(known, known.problems["fmnist-l2"], found, "FedOVA") == method.settings[0]
+    assert choice.chosen(known, known.problems["fmnist-l3"], found, "FedOVA") == method.settings[1]
+    assert choice.chosen(known, known.problems["fmnist-l3"], found, "FedAvg") is None
 
 
 def test_the_published_grid_is_fair_and_complete() -> None:

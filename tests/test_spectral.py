@@ -82,6 +82,39 @@ def test_newton_schulz_keeps_the_singular_vectors_and_evens_out_the_values(shape
     assert torch.equal(orthogonal(torch.zeros(shape)), torch.zeros(shape))
 
 
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (60, 70), (16, 25)])
+@pytest.mark.parametrize("fall", [0.0, 0.5, 1.0])
+def test_products_in_bfloat16_keep_the_band(shape: tuple[int, int], fall: float) -> None:
+    """Singular values j^-fall: every direction ends where float64 leaves it, to a tenth; none runs away."""
+    small, g = min(shape), generator(5)
+    u, v = (torch.linalg.qr(torch.randn(n, small, generator=g, dtype=torch.float64))[0] for n in shape)
+    matrix = (u * torch.arange(1, small + 1) ** -fall) @ v.mT
+    found = orthogonal(matrix.float(), products="bf16")
+    assert found.dtype == torch.float32
+    along = torch.diagonal(u.mT @ found.double() @ v)
+    assert float(along.min()) > 0.66
+    assert float(torch.linalg.svdvals(found.double()).max()) < 1.25
+    assert float((along - torch.diagonal(u.mT @ turned(matrix) @ v)).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (60, 70)])
+def test_products_in_bfloat16_keep_a_low_rank(shape: tuple[int, int]) -> None:
+    """As after a step on one batch: nothing is added in directions that the matrix does not have."""
+    g = generator(7)
+    matrix = torch.randn(shape[0], 5, generator=g) @ torch.randn(5, shape[1], generator=g)
+    found, exact = orthogonal(matrix, products="bf16").double(), turned(matrix.double())
+    values = torch.linalg.svdvals(found)
+    assert float(values[4]) > 0.66
+    assert float(values[5]) < 1e-3
+    assert float((found - exact).norm()) < 0.1 * float(exact.norm())
+
+
+def test_auto_is_the_parameters_own_precision_on_a_cpu() -> None:
+    matrix = torch.randn(4, 9, generator=generator(6))
+    assert torch.equal(orthogonal(matrix, products="auto"), orthogonal(matrix))
+    assert not torch.equal(orthogonal(matrix, products="bf16"), orthogonal(matrix))
+
+
 def test_the_derivation() -> None:
     """U V^T = (M M^T)^(-1/4) M (M^T M)^(-1/4)."""
     m = torch.randn(4, 4, generator=generator(1), dtype=torch.float64)
@@ -147,6 +180,7 @@ def test_wrong_fields_of_optimisers_and_fedcm() -> None:
         (lambda: fedge.Spectral(momentum=1.0), "momentum is 1.0"),
         (lambda: fedge.Spectral(scale="size"), "scale is 'size'"),
         (lambda: fedge.Spectral(iterations=0), "iterations is 0"),
+        (lambda: fedge.Spectral(products="fp8"), "products is 'fp8'"),
         (lambda: fedge.SGD(weight_decay=-1), "weight_decay is -1"),
         (lambda: fedge.Adam(eps=0), "eps is 0"),
         (lambda: fedge.FedCM(toy_model(), alpha=1.5), "alpha is 1.5"),

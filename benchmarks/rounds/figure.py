@@ -12,19 +12,22 @@ from .store import Line
 
 PANELS = {
     "fmnist-iid": ("Fashion-MNIST, all labels at every client", (80.0, 92.5)),
-    "fmnist-l2": ("Fashion-MNIST, two labels per client", (60.0, 91.5)),
+    "fmnist-l2": ("Fashion-MNIST, two labels per client", (55.0, 91.5)),
 }
 COLOURS = {
     "FedAvg-SGD": "#000000",
     "FedAvgM": "#56B4E9",
     "FedCM": "#0072B2",
-    "Spectral": "#E69F00",
+    "Server spectral": "#009E73",
     "Spectral carried": "#D55E00",
+    "FedAvg": "#999999",
     "FedOVA": "#000000",
+    "FedOVA + FedCM": "#0072B2",
+    "FedAvg + server spectral": "#009E73",
     "FedOVA + server spectral": "#D55E00",
 }
 LEVEL = 0.35  # of a panel's height from above: where the order of the names is read off
-GAP = 0.075  # of a panel's height, between names
+GAP = 0.065  # of a panel's height, between names
 
 
 def draw(found: Findings, path: Path) -> None:
@@ -66,5 +69,5 @@ def per_round(lines: list[Line]) -> float:
 def label(axes: Any, reached: dict[str, float]) -> None:
     """Names in their curves' colours, in the order in which the curves come from left to right."""
     for place, name in enumerate(sorted(reached, key=lambda name: -reached[name])):
-        style: dict[str, Any] = {"color": COLOURS[name], "ha": "right", "fontsize": 10.5, "fontweight": "bold"}
+        style: dict[str, Any] = {"color": COLOURS[name], "ha": "right", "fontsize": 9.5, "fontweight": "bold"}
         axes.text(0.97, 0.06 + GAP * place, name, transform=axes.transAxes, **style)

@@ -21,10 +21,11 @@ class Problem:
     clients: int
     cohort: int
     rounds: int  # of the final runs
-    held_out: float  # the accuracy that decides in tuning
     test: list[float]
+    held_out: float = 1.0  # the accuracy that decides in tuning
     train: list[float] = field(default_factory=list)
     labels: int | None = None  # per client; None: IID
+    like: str | None = None  # the problem whose settings it takes; it is not tuned itself
     round: float = 1.0  # a plain round, seconds, roughly
 
 

@@ -40,6 +40,14 @@ TITLES = {
     "fmnist-l2": "Fashion-MNIST, two labels per client",
     "kws-iid": "KWS, IID",
     "kws-l2": "KWS, two labels per client",
+    "fmnist-l2-long": "Fashion-MNIST, two labels per client, 200 rounds",
+    "fmnist-k1000": "Fashion-MNIST, two labels per client, 1,000 clients",
+    "fmnist-l3": "Fashion-MNIST, three labels per client",
+    "fmnist-l5": "Fashion-MNIST, five labels per client",
+    "kws-l2-long": "KWS, two labels per client, 200 rounds",
+    "kws-k500": "KWS, two labels per client, 500 clients",
+    "kws-l3": "KWS, three labels per client",
+    "kws-l5": "KWS, five labels per client",
     "digits": "Digits, two labels per client",
 }
 
@@ -84,7 +92,7 @@ def not_run(found: Findings) -> str:
 
 
 def tried(found: Findings) -> str:
-    problems = [problem for problem in found.grid.problems.values() if found.runs(problem.name)]
+    problems = [one for one in found.grid.problems.values() if found.runs(one.name) and not one.like]
     return "\n\n".join(
         f"### Tried: {TITLES.get(problem.name, problem.name)}\n\n"
         + tuning_table(found.grid, problem, found.store, found.runs(problem.name))
@@ -93,21 +101,16 @@ def tried(found: Findings) -> str:
 
 
 def seconds(found: Findings) -> str:
-    """Seconds per round, and as a multiple of the baseline's."""
+    """Seconds per round, and as a multiple of the baseline's: methods that had the device to themselves."""
     rows = []
     for problem in found.grid.problems.values():
-        runs = found.runs(problem.name)
-        base = next((name for name in ("FedAvg-SGD", "FedOVA") if name in runs), None)
-        for name, lines in runs.items():
-            own = per_round(lines)
-            times = f"{own / per_round(runs[base]):.1f}" if base else ""
-            rows.append((TITLES.get(problem.name, problem.name), name, f"{own:.3f}", times))
+        known = {name: found.per_round(problem.name, name) for name in found.grid.methods}
+        own = {name: value for name, value in known.items() if value is not None}
+        base = next((own[name] for name in ("FedAvg-SGD", "FedOVA") if name in own), None)
+        for name, value in own.items():
+            times = f"{value / base:.1f}" if base else ""
+            rows.append((TITLES.get(problem.name, problem.name), name, f"{value:.3f}", times))
     return table(("problem", "method", "seconds per round", "times the baseline's"), rows)
-
-
-def per_round(lines: list[store.Line]) -> float:
-    found: float = median(line["spent"]["seconds"] / len(line["accuracy"]) for line in lines)
-    return found
 
 
 def curvature(result: dict[str, Any]) -> str:

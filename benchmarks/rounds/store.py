@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,11 @@ class Store:
     def add(self, line: Line) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / f"{line['problem']}.jsonl"
-        cut = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-        with path.open("a") as file:
-            file.write(("\n" if cut else "") + json.dumps(line) + "\n")
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # other processes append to it too
+            file.seek(max(0, file.seek(0, 2) - 1))
+            cut = file.read() not in (b"", b"\n")
+            file.write((("\n" if cut else "") + json.dumps(line) + "\n").encode())
         self.lines[key(line)] = line
 
     def of(self, kind: str, problem: str, method: str | None = None) -> list[Line]:

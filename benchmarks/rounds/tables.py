@@ -5,17 +5,21 @@ from __future__ import annotations
 from statistics import mean, median, stdev
 from typing import Any
 
+from .choice import chosen, rank, ranked
 from .grid import Grid, Method, Problem, Setting
 from .store import Line, Store
-from .work import rank
 
 NEVER = float("inf")
 Runs = dict[str, list[Line]]  # by method, the runs of all seeds
 
 
 def runs_of(grid: Grid, problem: Problem, store: Store) -> Runs:
-    """The methods that were run on a problem, in the order of the grid file."""
-    found = {name: sorted(store.of("run", problem.name, name), key=lambda line: line["seed"]) for name in grid.methods}
+    """The methods that were run on a problem with the setting that is chosen, in the order of the grid file."""
+    found = {}
+    for name in grid.methods:
+        setting = chosen(grid, problem, store, name)
+        lines = [line for line in store.of("run", problem.name, name) if line["setting"] == setting]
+        found[name] = sorted(lines, key=lambda line: line["seed"])
     return {name: lines for name, lines in found.items() if lines}
 
 
@@ -53,7 +57,7 @@ def each(lines: list[Line], goal: str) -> str:
 
 
 def costs_table(grid: Grid, goals: list[str], runs: Runs) -> str:
-    """Medians of MB up and down together, example gradients and seconds."""
+    """Medians of MB up and down together, example gradients and seconds; none of runs made beside others."""
     head = ("MB; 10⁶ gradients; seconds", *[f"to {said(goal)}" for goal in goals])
     return table(
         head, [(labelled(grid, name, lines), *[cost(lines, g) for g in goals]) for name, lines in runs.items()]
@@ -63,8 +67,9 @@ def costs_table(grid: Grid, goals: list[str], runs: Runs) -> str:
 def cost(lines: list[Line], goal: str) -> str:
     if middle(lines, goal, "rounds") == NEVER:
         return "-"
-    gradients, seconds = (middle(lines, goal, name) for name in ("gradients", "seconds"))
-    return f"{megabytes(lines, goal)}; {gradients / 1e6:.2f}; {seconds:.1f}"
+    alone = not any("jobs" in line for line in lines)
+    seconds = f"{middle(lines, goal, 'seconds'):.1f}" if alone else "-"
+    return f"{megabytes(lines, goal)}; {middle(lines, goal, 'gradients') / 1e6:.2f}; {seconds}"
 
 
 def megabytes(lines: list[Line], goal: str) -> str:
@@ -126,6 +131,8 @@ def spread(values: list[float], places: int) -> str:
 
 def chosen_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
     """The winner of the tuning and its runner-up."""
+    if problem.like:
+        return taken_table(problem, runs)
     rows = []
     for name in runs:
         first, second = ranked(grid, problem, store, name)[:2]
@@ -133,6 +140,11 @@ def chosen_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
         rows.append((name, found, held_out(grid, first), setting(second[0]["setting"]), held_out(grid, second)))
     goal = f"rounds to {100 * problem.held_out:g} %, end, %"
     return table(("method", "chosen", f"held out: {goal}", "runner-up", f"held out: {goal}"), rows)
+
+
+def taken_table(problem: Problem, runs: Runs) -> str:
+    rows = [(name, setting(lines[0]["setting"])) for name, lines in runs.items()]
+    return table(("method", f"setting, of `{problem.like}`: the highest held-out accuracy at the end"), rows)
 
 
 def tuning_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
@@ -143,17 +155,6 @@ def tuning_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
             rows.append((name, setting(lines[0]["setting"]), lines[0]["rounds"], *held_out(grid, lines).split(", ")))
     head = ("method", "setting", "trained for, rounds", f"rounds to held-out {100 * problem.held_out:g} %")
     return table((*head, "held-out accuracy at the end, %"), rows)
-
-
-def ranked(grid: Grid, problem: Problem, store: Store, name: str) -> list[list[Line]]:
-    """The trials of every setting in its last stage (one line per seed), best first."""
-    last: dict[str, list[Line]] = {}
-    for line in sorted(store.of("trial", problem.name, name), key=lambda line: (line["rounds"], line["seed"])):
-        same = last.setdefault(str(line["setting"]), [])
-        if same and same[0]["rounds"] < line["rounds"]:
-            same.clear()
-        same.append(line)
-    return sorted(last.values(), key=lambda lines: (-lines[0]["rounds"], rank(grid, lines)))
 
 
 def held_out(grid: Grid, lines: list[Line]) -> str:

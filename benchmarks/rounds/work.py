@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from . import measure
+from .choice import chosen, rank
 from .grid import Grid, Row, Setting
 from .measure import Going, OutOfTime
 from .store import Line, Store, key
@@ -20,16 +21,19 @@ class Bench:
     store: Store
     device: str
     deadline: float  # on the clock of `measure.now`
+    jobs: int = 1  # processes that share the device
     say: Callable[[str], None] = print
 
     def stop(self) -> bool:
         return measure.now() > self.deadline
 
-    def do(self, row: Row) -> None:
-        """Tune, then train with every seed; what is stored is not done again."""
-        setting = self.tune(row)
-        for seed in self.grid.final["seeds"]:
-            self.final(row, setting, seed)
+    def do(self, row: Row, seed: int | None = None) -> None:
+        """Tune, then train with every seed, or with the given one; what is stored is not done again."""
+        if row.problem.like:
+            self.tune(Row(self.grid.problems[row.problem.like], row.method))
+        setting = self.chosen(row) if row.problem.like else self.tune(row)
+        for one in self.grid.final["seeds"] if seed is None else [seed]:
+            self.final(row, setting, one)
 
     def attempt(self, row: Row, rounds: int = 5) -> None:
         """A few rounds of the first and the last setting, stored nowhere: mistakes and times, before the long work."""
@@ -45,14 +49,24 @@ class Bench:
     # -- tuning
 
     def tune(self, row: Row) -> Setting:
-        """Successive halving over the settings; the chosen one."""
+        """Successive halving over the settings; the chosen one.
+
+        A setting that reached the second stage among fewer settings, before the grid was widened, stays in the choice.
+        """
         first, second = self.grid.tuning["rounds"]
         going: dict[str, Going] = {}
         trials = [self.trials(row, setting, first, going) for setting in row.method.settings]
         kept = sorted(trials, key=lambda lines: rank(self.grid, lines))[: self.grid.tuning["keep"]]
-        again = [self.trials(row, lines[0]["setting"], second, going) for lines in kept]
-        chosen: Setting = min(again, key=lambda lines: rank(self.grid, lines))[0]["setting"]
-        return chosen
+        for lines in kept:
+            self.trials(row, lines[0]["setting"], second, going)
+        return self.chosen(row)
+
+    def chosen(self, row: Row) -> Setting:
+        """The setting that the stored trials choose."""
+        found = chosen(self.grid, row.problem, self.store, row.method.name)
+        if found is None:
+            raise SystemExit(f"{row.name} has no trials yet, so no setting is chosen: run the row first")
+        return found
 
     def trials(self, row: Row, setting: Setting, rounds: int, going: dict[str, Going]) -> list[Line]:
         return [self.trial(row, setting, rounds, seed, going) for seed in self.grid.tuning["seeds"]]
@@ -87,6 +101,19 @@ class Bench:
         line |= {"final": mean(last) if last else None, "final_late": measure.late_accuracy(going)}
         return self.keep(line, going, row, 0, began)
 
+    def time(self, row: Row, rounds: int = 14, last: int = 10) -> None:
+        """Seconds per round with nothing else on the device: the median of the last rounds, all steps recorded."""
+        setting = self.chosen(row)
+        line = self.line("time", row, setting, rounds, 0)
+        if self.store.get(*key(line)) is not None:
+            return
+        self.in_time(row, rounds)
+        going = measure.start(row, setting, self.grid, 0)
+        measure.advance(going, row, rounds, 0, self.device, self.stop)
+        line["seconds"] = round(median(record["seconds"] for record in going.records[-last:]), 5)
+        self.store.add(line | measure.machine(self.device))
+        self.say(f"time {row.name}: {line['seconds']:.4f} s per round")
+
     # -- both
 
     def line(self, kind: str, row: Row, setting: Setting, rounds: int, seed: int) -> Line:
@@ -99,7 +126,8 @@ class Bench:
         if line["kind"] == "trial":
             del found["to"]
         took = {"wall": round(wall, 3), "wall_rounds": len(going.records) - before}
-        line |= found | took | measure.machine(self.device)
+        beside = {"jobs": self.jobs} if self.jobs > 1 else {}
+        line |= found | took | measure.machine(self.device) | beside
         self.store.add(line)
         last = f"{100 * line['accuracy'][-1]:.1f} %" if line["accuracy"] else "nothing"
         state = ", diverged" if line["diverged"] else ""
@@ -118,22 +146,11 @@ class Bench:
         lines += self.store.of("run", row.problem.name, row.method.name)
         here = measure.machine(self.device)["device"]
         known = [line for line in lines if line["wall_rounds"] and line["device"] == here]
+        known = [line for line in known if line.get("jobs", 1) == self.jobs] or known
         if known:
             rates: list[float] = sorted(line["wall"] / line["wall_rounds"] for line in known)
             return rounds * rates[len(rates) // 2]
         return roughly(self.grid, row, rounds)
-
-
-def rank(grid: Grid, lines: list[Line]) -> tuple[bool, float, float]:
-    """Settings in order: fewest rounds to the held-out target first (median of the seeds), then the highest end."""
-    target = grid.problems[lines[0]["problem"]].held_out
-    at = median(first_at(line["accuracy"], target) for line in lines)
-    ends = [mean(line["accuracy"][-grid.tuning["last"] :] or [0.0]) for line in lines]
-    return any(line["diverged"] for line in lines), at, -mean(ends)
-
-
-def first_at(curve: list[float], target: float) -> float:
-    return next((i + 1 for i, value in enumerate(curve) if value >= target), float("inf"))
 
 
 def roughly(grid: Grid, row: Row, rounds: int) -> float:
@@ -151,13 +168,16 @@ def plan(bench: Bench, rows: list[Row]) -> list[tuple[str, int, float]]:
     for row in rows:
         problem, method = row.problem.name, row.method.name
         trials = bench.store.of("trial", problem, method)
+        setting = chosen(bench.grid, row.problem, bench.store, method)
+        runs = [line for line in bench.store.of("run", problem, method) if line["setting"] == setting]
         done = {rounds: sum(line["rounds"] == rounds for line in trials) for rounds in (first, second)}
         tuned, seeds = len(bench.grid.tuning["seeds"]), len(bench.grid.final["seeds"])
         work = [(first, tuned * len(row.method.settings) - done[first])]
         work += [(second - first, tuned * bench.grid.tuning["keep"] - done[second])]
-        work += [(row.problem.rounds, seeds - len(bench.store.of("run", problem, method)))]
+        work = [] if row.problem.like else work
+        work += [(row.problem.rounds, seeds - len(runs))]
         missing = sum(max(0, runs) for _, runs in work)
-        compiling = bench.grid.cost["method"] if not trials else 0.0
+        compiling = bench.grid.cost["method"] if not trials and not runs else 0.0
         seconds = sum(max(0, runs) * bench.seconds(row, rounds) for rounds, runs in work)
         found.append((row.name, missing, seconds + compiling if missing else 0.0))
     return found

@@ -54,13 +54,19 @@ class FedCM(Algorithm[State]):
             raise ValueError(f"alpha is {self.alpha}, it must be at most 1 (1 is FedAvg)")
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
+        def shares(sent: Payload) -> Params:
+            """alpha as a tensor: a step that is compiled for one value then serves all."""
+            return {"alpha": next(iter(sent["params"].values())).new_full((), self.alpha)}
+
         def mixed(sent: Payload, held: Params, params: Params, grad: Params) -> Params:
-            return tree.axpy(1 - self.alpha, sent["direction"], tree.scale(self.alpha, grad))
+            alpha = held["alpha"]
+            return tree.axpy(1 - alpha, sent["direction"], tree.scale(alpha, grad))
 
         def upload(sent: Payload, carry: Carry) -> Payload:
-            return {"delta": tree.sub(carry["params"], sent["params"]), "length": {"sum": carry["length"]}}
+            length = {"sum": self.lr * carry["length"]}
+            return {"delta": tree.sub(carry["params"], sent["params"]), "length": length}
 
-        return self._local().tasks("train", model, upload, bend=mixed)
+        return self._local().tasks("train", model, upload, hold=shares, bend=mixed)
 
     def _local(self) -> LocalTraining:
         rule = SGD(weight_decay=self.weight_decay)

@@ -53,7 +53,7 @@ class FedNova(Algorithm[State]):
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
         def upload(sent: Payload, carry: Carry) -> Payload:
-            steps = carry["length"] / self.lr
+            steps = carry["length"]
             moved = tree.sub(sent["params"], carry["params"])
             return {"direction": tree.scale(1 / steps, moved), "steps": {"sum": steps}}
 

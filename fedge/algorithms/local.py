@@ -56,8 +56,9 @@ class LocalTraining:
         w_{i+1} = optimiser's step along g_i of size  lr * (round's factor) * (1 - (1 - inner_decay) i / (n - 1))
 
     With inner_decay < 1 a client needs its own n in advance: a first, private task ("pace") works it out from the
-    number of its examples and keeps it; nothing more is sent. `measured` adds up the sizes of the steps; with momentum
-    rho, whose steps repeat earlier gradients, step i counts 1 + rho + ... + rho^i times.
+    number of its examples and keeps it; nothing more is sent. `measured` adds up what the sizes of the steps are times
+    lr; with momentum rho, whose steps repeat earlier gradients, step i counts 1 + rho + ... + rho^i times. lr itself
+    is in the update alone: there a recorded step takes it as an input, and one compiled step serves them all.
     """
 
     optimiser: Optimiser
@@ -118,7 +119,7 @@ class LocalTraining:
     def _counted(self, carry: Carry, factor: Tensor | None) -> dict[str, Tensor]:
         found = {"taken": carry["taken"] + 1} if "taken" in carry else {}
         if self.measured:
-            size = self.lr if factor is None else self.lr * factor
+            size: float | Tensor = 1.0 if factor is None else factor
             if "reach" in carry:
                 found["reach"] = 1 + self._momentum * carry["reach"]
                 size = size * found["reach"]

@@ -1,8 +1,9 @@
 """Optimisers as pure functions on dicts of tensors; the same ones serve at the clients and at the server.
 
 `start` makes the state, `step` takes one step of size `lr`, which a `factor` may shrink (`schedule`). Any object with
-these two methods will do, of your own class too: pure, on one client's tensors, for one step. SGD and Adam follow
-torch.optim to the last operation, so that a client here and a plain loop there agree to rounding.
+these two methods will do, of your own class too: pure, on one client's tensors, for one step. SGD and Adam compute what
+torch.optim does, so that a client here and a plain loop there agree to rounding. lr is a factor of the update alone:
+a step that is compiled for one lr then serves all.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ class Adam:
         t = torch.add(state["t"], 1)  # type: ignore[arg-type]
         m = tree.map_(lambda a, g: a + (g - a) * (1 - b1), state["m"], grad)  # type: ignore[arg-type]
         v = tree.map_(lambda a, g: a * b2 + (1 - b2) * g * g, state["v"], grad)  # type: ignore[arg-type]
-        size, root = lr / (1 - torch.pow(b1, t)), (1 - torch.pow(b2, t)).sqrt()
+        size, root = 1 / (1 - torch.pow(b1, t)), (1 - torch.pow(b2, t)).sqrt()
         step = tree.map_(lambda a, c: size * a / (c.sqrt() / root + self.eps), m, v)
-        return tree.sub(params, _shrunk(factor, step)), {"m": m, "v": v, "t": t}
+        return tree.axpy(-lr, _shrunk(factor, step), params), {"m": m, "v": v, "t": t}
 
 
 def has_momentum(optimiser: Optimiser) -> bool:

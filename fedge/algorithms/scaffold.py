@@ -82,7 +82,7 @@ class SCAFFOLD(Algorithm[State]):
 
     def _finish(self, sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
         delta = tree.sub(carry["params"], sent["params"])
-        change = tree.scale(-1.0, tree.axpy(1 / carry["length"], delta, sent["control"]))  # c_k^+ - c_k
+        change = tree.scale(-1.0, tree.axpy(1 / (self.lr * carry["length"]), delta, sent["control"]))  # c_k^+ - c_k
         upload = {"delta": delta, "change": change, OWN: tree.add(sent[OWN], change)}
         weight = examples.float() if self.weighted else torch.ones_like(examples, dtype=torch.float32)
         if self.clients is None:
