@@ -106,7 +106,7 @@ class Spectral:
     last_layer: bool = False
     iterations: int = 5
     weight_decay: float = 0.0
-    products: Products = "auto"
+    products: Products = "same"
 
     def __post_init__(self) -> None:
         unit_interval("momentum", self.momentum)

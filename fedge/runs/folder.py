@@ -41,6 +41,7 @@ LATER = {
     "clip": (None, "none"),
     "inner_decay": (1.0,),
     "carry_momentum": (False,),
+    "products": ("same",),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
