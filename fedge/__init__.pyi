@@ -26,7 +26,9 @@ from fedge.engine import Engine
 from fedge.experiment.loading import load_run
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
-from fedge.loop import Observe, train
+from fedge.hooks import Observe, Plateau, Reached, Spent
+from fedge.loop import train
+from fedge.report.tidy import results
 from fedge.runs.folder import RunFolderError
 from fedge.runs.run import Run
 
@@ -61,12 +63,15 @@ __all__ = [
     "Mean",
     "Median",
     "Observe",
+    "Plateau",
     "Quantise",
+    "Reached",
     "Reply",
     "Robust",
     "Run",
     "RunFolderError",
     "Spectral",
+    "Spent",
     "Task",
     "TopK",
     "TrimmedMean",
@@ -75,5 +80,6 @@ __all__ = [
     "load_run",
     "models",
     "partition",
+    "results",
     "train",
 ]
