@@ -38,7 +38,9 @@ _PLACES = {
     "fedge.experiment.loading": ("load_run",),
     "fedge.federation": ("Federation",),
     "fedge.handle": ("cross_entropy",),
-    "fedge.loop": ("Observe", "train"),
+    "fedge.hooks": ("Observe", "Plateau", "Reached", "Spent"),
+    "fedge.loop": ("train",),
+    "fedge.report.tidy": ("results",),
     "fedge.runs.folder": ("RunFolderError",),
     "fedge.runs.run": ("Run",),
 }

@@ -30,7 +30,9 @@ from fedge.engine import Engine
 from fedge.experiment.loading import load_run
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
-from fedge.loop import Observe, train
+from fedge.hooks import Observe, Plateau, Reached, Spent
+from fedge.loop import train
+from fedge.report.tidy import results
 from fedge.runs.folder import RunFolderError
 from fedge.runs.run import Run
 
@@ -68,13 +70,16 @@ __all__ = [
     "Mean",
     "Median",
     "Observe",
+    "Plateau",
     "Private",
     "Quantise",
+    "Reached",
     "Reply",
     "Robust",
     "Run",
     "RunFolderError",
     "Spectral",
+    "Spent",
     "SubspaceNewton",
     "Task",
     "TopK",
@@ -84,5 +89,6 @@ __all__ = [
     "load_run",
     "models",
     "partition",
+    "results",
     "train",
 ]

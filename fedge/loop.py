@@ -22,6 +22,7 @@ from fedge.engine.links.nobody import Nobody, NobodyDrawn
 from fedge.evaluate import Judge
 from fedge.federation import Federation
 from fedge.handle import parameters
+from fedge.hooks import Observe, Until
 from fedge.keys import COHORT, choose, fold
 from fedge.runs.folder import RunFolderError
 from fedge.runs.log import About, Log, describe, open_log
@@ -29,19 +30,6 @@ from fedge.runs.run import Record, Run
 
 Draw = Callable[[At], Tensor]
 Sampling = Literal["fixed", "poisson"]
-
-
-@dataclass(frozen=True)
-class Observe:
-    """How often a run is evaluated and saved, and whether the training set is evaluated too."""
-
-    evaluate_every: int = 1
-    evaluate_train: bool = False
-    checkpoint_every: int = 10
-
-    def __post_init__(self) -> None:
-        for name in ("evaluate_every", "checkpoint_every"):
-            at_least_one(name, getattr(self, name))
 
 
 def train(
@@ -60,7 +48,7 @@ def train(
     observe: Observe | None = None,
     link: BaseLink | None = None,
     about: About | None = None,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: Callable[[Record], None] | Iterable[Callable[[Record], None]] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Run[S]:
     """Train for so many rounds with `cohort` clients in each (None: all of them), and evaluate.
@@ -71,7 +59,8 @@ def train(
     `start` goes on from an earlier run: its state, its history, its round numbers; 10 rounds and 10 more are the
     20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
     rounds, and ends as if it had never stopped. `engine` says how clients are simulated (`device` alone is short for
-    Engine(device)), `observe` how often the run is evaluated and saved; another `link` carries the phases elsewhere.
+    Engine(device)), `observe` how often the run is evaluated and saved, with which metrics, and when it is enough;
+    another `link` carries the phases elsewhere. `on_round` is one function of a round's record, or several.
     `stop` is asked before every phase: if it says so, training ends at the last complete round.
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
@@ -86,7 +75,7 @@ def train(
     preflight.check_link(algorithm, link)
     if sampling == "poisson":
         link = Nobody(link)
-    settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **vars(observe)}
+    settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **observe.settings()}
     settings |= {"sampling": sampling} if sampling != "fixed" else {}
     about = about or About()
     if about.config is None:
@@ -97,8 +86,9 @@ def train(
         raise RunFolderError("resume needs the run folder to go on from: give `out`")
     log = open_log(out, about, link, observe.checkpoint_every)
     leads = link.runtime.group.leads
-    judge = Judge(federation.data, link.runtime, observe.evaluate_train) if leads else None
-    training = Training(algorithm, link, log, seed, draw, judge, observe.evaluate_every, on_round if leads else None)
+    judge = Judge(federation.data, link.runtime, observe.evaluate_train, observe.metrics) if leads else None
+    told = () if not leads or on_round is None else (on_round,) if callable(on_round) else tuple(on_round)
+    training = Training(algorithm, link, log, seed, draw, judge, observe.evaluate_every, told, observe.until)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
         with link.working():
@@ -127,7 +117,8 @@ class Training(Generic[S]):
     draw: Draw
     judge: Judge | None
     evaluate_every: int
-    on_round: Callable[[Record], None] | None
+    on_round: tuple[Callable[[Record], None], ...] = ()
+    until: Until | None = None
 
     def open(self, federation: Federation, start: Run[S] | None, resume: bool, rounds: int) -> tuple[Run[S], int]:
         """The run to go on with: from a folder, an earlier run or the beginning; and the number of its last round."""
@@ -189,6 +180,8 @@ class Training(Generic[S]):
         warm_up()
         link = Interruptible(self.link, stop)
         for number in range(run.rounds + 1, last + 1):
+            if self.enough(run):
+                break
             before = len(run.ledger)
             try:
                 record = one_round(run, link, self.seed, number, self.draw)
@@ -203,7 +196,20 @@ class Training(Generic[S]):
                     raise
                 raise TooFewReplies(f"round {number}: {end}") from end
             self._record(run, record, number == last, run.ledger.rows[before:])
+        self.enough(run)
         self.end(run)
+
+    def enough(self, run: Run[S]) -> bool:
+        """Whether the user's function ends the run here; asked after evaluated rounds, of several processes by one."""
+        if self.until is None or not run.history:
+            return False
+        group = self.link.runtime.group
+        run.ended = group.first(lambda: self._why(run) if _is_evaluated(run.history[-1]) else "")
+        return bool(run.ended)
+
+    def _why(self, run: Run[S]) -> str:
+        found = self.until(run.history) if self.until is not None else False
+        return "until says that it is enough" if found is True else str(found or "")
 
     def _record(self, run: Run[S], record: Record, last: bool, rows: Iterable[Any]) -> None:
         if self.judge is not None and (record["round"] % self.evaluate_every == 0 or last):
@@ -211,14 +217,18 @@ class Training(Generic[S]):
         run.history.append(record)
         if self.log is not None:
             self.log.round(run, record, list(rows))
-        if self.on_round is not None:
-            self.on_round(record)
+        for tell in self.on_round:
+            tell(record)
 
     def end(self, run: Run[S]) -> None:
         run.memory = self.link.remembered(run.rounds)
         run.memory_bytes = self.link.memory_bytes()
         if self.log is not None:
             self.log.end(run)
+
+
+def _is_evaluated(record: Record) -> bool:
+    return "test_loss" in record
 
 
 def warm_up() -> None:

@@ -242,7 +242,9 @@ def test_the_rounds_before_a_failure_are_reported(here: Path) -> None:
     failed = json.loads(result.stdout)["runs"][0]
     assert 0 < failed["rounds"] < 8
     assert failed["failed"].startswith(f"round {failed['rounds'] + 1}: ")
-    assert f"{failed['rounds']} of 8, unfinished" in (here / "runs/small/report.html").read_text()
+    page = (here / "runs/small/report.html").read_text()
+    assert f"{failed['rounds']} of 8, failed" in page
+    assert f"fedavg failed: round {failed['rounds'] + 1}: " in page
 
 
 def test_when_all_fail_there_is_no_report(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

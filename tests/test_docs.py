@@ -25,9 +25,10 @@ import fedge
 from fedge.algorithms import ALGORITHMS
 from fedge.cli.app import app
 from fedge.data.catalogue import LOADERS
-from fedge.experiment import load, parse
+from fedge.experiment import load
 from fedge.experiment.fields import fields_of
 from fedge.experiment.parts import PARTS
+from fedge.experiment.sweeps import read_sweep
 from fedge.experiment.values import convert
 from fedge.models import MODELS
 
@@ -87,7 +88,7 @@ def test_commands_parse(command: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_experiment_files_parse(page: Path) -> None:
     for _, text in blocks(page, "toml"):
-        parse(tomllib.loads(text))
+        read_sweep(tomllib.loads(text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -32,7 +32,7 @@ from fedge.report.curves import accuracy
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.series import elapsed, megabytes, running_mean
 from fedge.report.style import _columns
-from fedge.report.tables import number
+from fedge.report.summary import number
 
 CONFIG = """[data]
 name = "digits"

@@ -32,13 +32,14 @@ ALLOWED: dict[str, set[str]] = {
     "federation": {"data"},
     "engine": {*BASE, "federation"},
     "algorithms": {*BASE, "codecs", "combine"} - {"ledger"},
-    "evaluate": {*BASE, "data", "engine"},
+    "hooks": {"checks"},
+    "evaluate": {*BASE, "data", "engine", "hooks"},
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
     "preflight": {*BASE, "federation", "engine"},
-    "loop": {*BASE, "federation", "engine", "evaluate", "runs", "preflight"},
+    "loop": {*BASE, "federation", "engine", "evaluate", "runs", "preflight", "hooks"},
     "report": {*BASE, "runs", "toml"},
-    "deploy": {*BASE, "federation", "engine", "loop", "runs", "toml", "experiment"},
+    "deploy": {*BASE, "federation", "engine", "loop", "runs", "toml", "experiment", "hooks"},
     "experiment": {
         *BASE,
         "data",
@@ -47,13 +48,14 @@ ALLOWED: dict[str, set[str]] = {
         "federation",
         "engine",
         "algorithms",
+        "hooks",
         "loop",
         "runs",
         "toml",
     },
     "attacks": {*BASE, "algorithms", "combine", "data", "engine", "experiment", "federation", "runs", "loop"},
-    "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "loop"},
-    "sweep": {*BASE, "data", "engine", "loop", "runs", "toml", "experiment"},
+    "bench": {*BASE, "data", "partition", "models", "federation", "engine", "algorithms", "loop", "hooks"},
+    "sweep": {*BASE, "data", "engine", "loop", "runs", "experiment", "federation", "report", "toml"},
     "cli": {
         *BASE,
         "data",
@@ -81,6 +83,8 @@ NEEDS_AN_EXTRA = {
     "scipy",
     "pandas",
     "dp_accounting",
+    "mlflow",
+    "wandb",
 }
 
 

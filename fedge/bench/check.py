@@ -17,7 +17,8 @@ from fedge.data import Data
 from fedge.engine import Loopback, Simulator
 from fedge.federation import Federation
 from fedge.handle import parameters
-from fedge.loop import Observe, train
+from fedge.hooks import Observe
+from fedge.loop import train
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,24 @@ COMMANDS = [
             "fedge run",
             "fedge run digits.toml --set train.rounds=20 --set algorithm.lr=0.1",
             "fedge run --resume --out runs/digits",
+            "fedge run sweep.toml --jobs 4",
         ),
+    ),
+    Later(
+        "sweep",
+        "Many runs of one experiment file: what is done, and the results.",
+        "fedge.cli.sweep:sweep_app",
+        examples("fedge sweep show runs/steps"),
     ),
     Later(
         "report",
         "Compare runs on one page with figures; it needs no network.",
         "fedge.cli.report:report",
-        examples("fedge report runs/digits --open", "fedge report runs/digits runs/digits-2 --out compared"),
+        examples(
+            "fedge report runs/digits --open",
+            "fedge report runs/digits runs/digits-2 --out compared",
+            "fedge report runs/digits --live",
+        ),
     ),
     Later(
         "export",

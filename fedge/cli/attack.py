@@ -14,8 +14,7 @@ from fedge.attacks import KINDS
 from fedge.attacks.study import DEFENCES, MEAN, NONE, RECOMMENDED, Line, cases, study
 from fedge.cli.errors import one_line
 from fedge.cli.options import Experiment, Json, Quiet, Settings
-from fedge.cli.run import say
-from fedge.cli.text import percent, to_json
+from fedge.cli.text import percent, say, to_json
 from fedge.experiment import build, load
 
 RESULTS = "attacks.jsonl"

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bars
 
 from fedge.cli.errors import FAILED, fail, one_line
-from fedge.cli.run import say
-from fedge.cli.text import examples
+from fedge.cli.text import examples, say
 from fedge.data import DataError
 from fedge.data.catalogue import LOADERS, entry
 from fedge.data.keep import get as get_data

@@ -17,8 +17,8 @@ from rich.console import Console
 from fedge.cli.errors import ASKED, FAILED, fail, one_line
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
-from fedge.cli.run import display, finish, say, stopped
-from fedge.cli.text import examples, to_json
+from fedge.cli.run import display, finish, stopped
+from fedge.cli.text import examples, say, to_json
 from fedge.experiment import Outcome, Plan, build
 from fedge.report import MissingExtra
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedge.cli.errors import one_line
-from fedge.cli.run import say
+from fedge.cli.text import say
 from fedge.experiment.loading import load_run
 from fedge.runs.export import ExportError
 

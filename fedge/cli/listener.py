@@ -1,4 +1,4 @@
-"""What `fedge reproduce` says while it is at work."""
+"""What `fedge reproduce` and sweeps say while they are at work."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import time
 from rich.console import Console
 from rich.status import Status
 
-from fedge.cli.run import say
-from fedge.cli.text import pace, percent
+from fedge.cli.text import pace, percent, say
 from fedge.runs.run import Record
-from fedge.sweep import Entry
 from fedge.sweep.processes import Tuning, Unit
-from fedge.sweep.runner import Listener
+from fedge.sweep.runner import Listener, Named
 from fedge.sweep.store import Line, collapsed
 
 MINUTE = 60.0
@@ -28,7 +26,7 @@ class Say(Listener):
         self._left = self._processes = 0
         self._spoke = time.perf_counter()
 
-    def begin(self, entry: Entry) -> None:
+    def begin(self, entry: Named) -> None:
         self._now(f"{entry}: starting", always=True)
 
     def _now(self, what: str, always: bool = False) -> None:
@@ -37,10 +35,10 @@ class Say(Listener):
             self._spoke = time.perf_counter()
             say(self._console, what)
 
-    def round(self, entry: Entry, record: Record) -> None:
-        if entry.key not in self._seen and record["round"] > 1:
+    def round(self, entry: Named, record: Record) -> None:
+        if str(entry) not in self._seen and record["round"] > 1:
             say(self._console, f"{entry}: going on after round {record['round'] - 1}")
-        self._seen.add(entry.key)
+        self._seen.add(str(entry))
         self.rounds += 1
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", {percent(accuracy)} %"
@@ -53,12 +51,12 @@ class Say(Listener):
     def done(self, unit: Unit, line: Line | None) -> None:
         """A process came to the end of a unit."""
         self.several(self._left - 1, self._processes)
-        if isinstance(unit, Entry) and line is not None:
-            self.end(unit, line, new=True)
         if isinstance(unit, Tuning):
             say(self._console, f"{unit.dataset}, {unit.method}: tuned")
+        elif line is not None:
+            self.end(unit, line, new=True)
 
-    def end(self, entry: Entry, line: Line, new: bool) -> None:
+    def end(self, entry: Named, line: Line, new: bool) -> None:
         say(self._console, f"{entry}: {outcome(line)}{'' if new else ' (was done)'}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ from fedge.checks import brief
 from fedge.cli.errors import one_line
 from fedge.experiment import EXPERIMENT_FILE, run_folders
 from fedge.report import ReportError, write_report
+from fedge.report.series import check_target
+from fedge.report.write import needs_matplotlib
 
 
 def report(
@@ -25,14 +28,25 @@ def report(
         typer.Option(help="Test accuracy, such as 0.9, to which rounds and MB are counted.", show_default=False),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Serve the page, and follow runs that go on.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="For --live; 0 is any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="For --live: the address to listen on.")] = "127.0.0.1",
+    anyone: Annotated[bool, typer.Option("--anyone", help="For --live: let --host be one that others reach.")] = False,
 ) -> None:
     """Compare runs on one page with figures; it needs no network.
 
     RUN is a run folder, or a folder of run folders; they need not be finished.
 
     Every figure is written as PNG and SVG too.
+
+    With --live nothing is written: the page is served on this machine until Ctrl-C.
     """
     with one_line():
+        if target is not None:
+            check_target(target)
+        if live:
+            _serve(runs, target, (host, port, anyone), open_)
+            return
         folders = [folder for path in runs for folder in _expand(path)]
         if out is None and len(runs) == 1:
             out = runs[0]
@@ -40,6 +54,26 @@ def report(
     typer.echo(str(page))
     if open_:
         webbrowser.open(page.resolve().as_uri())
+
+
+def _serve(runs: list[Path], target: float | None, where: tuple[str, int, bool], open_: bool) -> None:
+    """Serve the page until Ctrl-C; runs may begin, go on and end meanwhile."""
+    with needs_matplotlib():
+        from fedge.report.live import LivePage, server
+    for path in runs:
+        if not path.is_dir():
+            raise ReportError(f"{path} is not a folder: name one that holds runs, or will")
+    goal = _target(runs) if target is None else target
+    page = LivePage(lambda: [folder for path in runs for folder in run_folders(path)], goal)
+    with server(page, *where) as made:
+        host, port = made.server_address[:2]
+        name = host.decode() if isinstance(host, bytes) else str(host)
+        address = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+        typer.echo(f"{address}  (Ctrl-C ends it)")
+        if open_:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):
+            made.serve_forever()
 
 
 def _expand(path: Path) -> list[Path]:

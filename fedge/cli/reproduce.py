@@ -20,7 +20,7 @@ from fedge.cli.listener import Say
 from fedge.cli.options import finite
 from fedge.cli.paper import study as find_study
 from fedge.cli.progress import Display
-from fedge.cli.run import say
+from fedge.cli.text import say
 from fedge.data.catalogue import SHORT
 from fedge.engine.runtime import check_precision
 from fedge.engine.simulator import check_compile

@@ -14,16 +14,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedge.checks import choice
 from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
 from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, rows, table, with_rounds
-from fedge.cli.text import to_json
+from fedge.cli.sweep import run_sweep, sweep_result
+from fedge.cli.text import say, to_json
 from fedge.cli.torchrun import program, stopping
 from fedge.engine.ranks.process_group import TIMEOUT, Group, RankLost, joined
-from fedge.experiment import Outcome, Plan, Watch, build, compare, plan
+from fedge.experiment import ExperimentError, Outcome, Plan, Watch, build, compare, plan
 from fedge.report import MissingExtra, headline, write_report
+from fedge.report.trackers import PACKAGES, missing
 
 PICTURE = "accuracy.png"
 
@@ -37,7 +40,12 @@ def run(
     quiet: Quiet = False,
     json: Json = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL", help="Log for tensorboard, mlflow or wandb (offline) too. Repeatable."),
+    ] = None,
     report: Report = True,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="Runs at a time, one process each.")] = 1,
     rank_timeout: Annotated[
         float,
         typer.Option(
@@ -51,6 +59,8 @@ def run(
 
     Each algorithm gets its own folder in DIR, and all of them one report.
 
+    A file with lists of values (seeds = [[0, 1, 2], lr = {sweep = [[0.05, 0.1]}) is a sweep: one run per combination.
+
     Ctrl-C stops cleanly, and --resume goes on from there.
 
     torchrun --nproc-per-node N -m fedge run shares the clients over N processes or GPUs.
@@ -60,12 +70,14 @@ def run(
         console = Console(stderr=json, quiet=quiet or not group.leads)
         if not group.leads:
             logging.getLogger("fedge").setLevel(logging.ERROR)
-        _check_extras(tensorboard)
+        tools = _tools(tensorboard, track or [])
         job = group.first(lambda: plan(experiment, chosen, out, resume))
-        again = _command(job.folder, tensorboard, report, quiet, json)
-        outcomes = _train(job, console, tensorboard, again, group)
+        if job.sweep.swept or jobs > 1:
+            raise _sweep(job, console, group, jobs, report, tools, json)
+        again = _command(job.folder, tools, report, quiet, json)
+        outcomes = _train(job, console, tools, again, group)
         if group.leads:
-            found = finish(job, outcomes, console, report, tensorboard)
+            found = finish(job, outcomes, console, report, "tensorboard" in tools)
             if json:
                 typer.echo(to_json(found))
         if code := FAILED if any(outcome.failed for outcome in outcomes) else 0:
@@ -73,19 +85,44 @@ def run(
         _leave(group, typer.Exit(0))
 
 
-def _check_extras(tensorboard: bool) -> None:
-    """Before anything is trained."""
-    if tensorboard and find_spec("tensorboard") is None:
-        raise MissingExtra("--tensorboard needs tensorboard: pip install 'fedge[report]'", name="tensorboard")
+def _sweep(
+    job: Plan, console: Console, group: Group, jobs: int, report: bool, tools: Sequence[str], json: bool
+) -> typer.Exit:
+    """Many runs, each in a folder of its own."""
+    if group.size > 1:
+        raise ExperimentError(f"{job.sweep.name} is a sweep: use --jobs N without torchrun, or one run of it at a time")
+    code = run_sweep(job, console, jobs, tools)
+    if code == INTERRUPTED:
+        return typer.Exit(code)
+    found = sweep_result(job, console)
+    folders = [Path(one["folder"]) for one in found["runs"] if one["rounds"]]
+    found |= _report(folders, job.folder, found["target"], console) if report else {}
+    if json:
+        typer.echo(to_json(found))
+    return typer.Exit(code)
 
 
-def _train(job: Plan, console: Console, tensorboard: bool, again: str, group: Group) -> list[Outcome]:
+def _tools(tensorboard: bool, track: Sequence[str]) -> tuple[str, ...]:
+    """The tools that follow the runs; one that is not known or not installed is said before anything is trained."""
+    found = tuple(dict.fromkeys([*(["tensorboard"] if tensorboard else []), *track]))
+    for tool in found:
+        try:
+            choice("--track", tool, PACKAGES)
+        except ValueError as error:
+            raise ExperimentError(str(error)) from None
+        if find_spec(tool) is None:
+            asked = f"--{tool}" if tensorboard and tool == "tensorboard" else f"--track {tool}"
+            raise missing(tool, asked)
+    return found
+
+
+def _train(job: Plan, console: Console, tools: Sequence[str], again: str, group: Group) -> list[Outcome]:
     with group.together():
         setup = build(job.experiment)
     say(console, f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}")
     try:
         with display(job, console) as shown, stopping(group, shown) as interrupt:
-            watch: Watch = Boards(shown, job.folder) if tensorboard and group.leads else shown
+            watch: Watch = Boards(shown, job.folder, job.experiment, tools) if tools and group.leads else shown
             outcomes = compare(
                 job.experiment,
                 job.folder,
@@ -127,9 +164,11 @@ def stopped(what: str, job: Plan, again: str, group: Group | None = None) -> typ
     return typer.Exit(INTERRUPTED)
 
 
-def _command(folder: Path, tensorboard: bool, report: bool, quiet: bool, json: bool) -> str:
+def _command(folder: Path, tools: Sequence[str], report: bool, quiet: bool, json: bool) -> str:
     """What a person types to go on; the rest is in the folder."""
-    flags = {"--tensorboard": tensorboard, "--no-report": not report, "--quiet": quiet, "--json": json}
+    flags = {"--tensorboard": "tensorboard" in tools}
+    flags |= {f"--track={tool}": True for tool in tools if tool != "tensorboard"}
+    flags |= {"--no-report": not report, "--quiet": quiet, "--json": json}
     words = ["run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
     return f"{program()} {shlex.join(words)}"
 
@@ -140,14 +179,13 @@ def finish(job: Plan, outcomes: Sequence[Outcome], console: Console, report: boo
         console.print(line)
     for line in failures(found):
         fail(line, FAILED)
-    written = _report(outcomes, job.folder, goal, console) if report else {}
+    written = _report(with_rounds(outcomes), job.folder, goal, console) if report else {}
     if tensorboard:
         say(console, f"TensorBoard  tensorboard --logdir {shlex.quote(str(job.folder))}")
     return {"name": job.experiment.name, "folder": str(job.folder), "target": goal, **written, "runs": found}
 
 
-def _report(outcomes: Sequence[Outcome], folder: Path, goal: float | None, console: Console) -> dict[str, str]:
-    runs = with_rounds(outcomes)
+def _report(runs: Sequence[Path], folder: Path, goal: float | None, console: Console) -> dict[str, str]:
     if not runs:
         say(console, "No report was written: no algorithm has a round")
         return {}
@@ -160,8 +198,3 @@ def _report(outcomes: Sequence[Outcome], folder: Path, goal: float | None, conso
     say(console, f"Report   {page}")
     say(console, f"Picture  {picture}")
     return {"report": str(page), "picture": str(picture)}
-
-
-def say(console: Console, line: str) -> None:
-    """A line as it is: paths must not be wrapped."""
-    console.print(line, soft_wrap=True, markup=False, highlight=False)

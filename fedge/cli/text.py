@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
 
@@ -13,6 +14,11 @@ def examples(*lines: str) -> str:
     """The end of a help page."""
     shown = "\n\n".join(f"  [cyan]{escape(line)}[/cyan]" for line in lines)
     return f"[bold]Examples[/bold]\n\n{shown}"
+
+
+def say(console: Console, line: str) -> None:
+    """A line as it is: paths must not be wrapped."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def percent(fraction: float | None) -> str:

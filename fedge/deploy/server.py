@@ -20,7 +20,8 @@ from fedge.deploy.identity import read_keys
 from fedge.deploy.roster import Roster
 from fedge.experiment import Setup, build, compare, load, plan, slug
 from fedge.federation import Federation
-from fedge.loop import Observe, train
+from fedge.hooks import Observe
+from fedge.loop import train
 from fedge.runs.experiments import is_run
 from fedge.runs.run import Run
 

@@ -18,7 +18,7 @@ from fedge.experiment.setup import Setup, build
 from fedge.experiment.training import basics_of, engine_of, observe_of
 from fedge.loop import train
 from fedge.runs import atomic
-from fedge.runs.experiments import EXPERIMENT_FILE, records, slug
+from fedge.runs.experiments import EXPERIMENT_FILE, forget_failure, note_failure, records, slug
 from fedge.runs.folder import RunFolder, RunFolderError
 from fedge.runs.log import About
 from fedge.runs.run import Record, Run, absurd
@@ -117,33 +117,30 @@ class _Job:
         except TooFewReplies as error:  # of this algorithm alone
             reason = " ".join(str(error).split())
             self.watch.fail(label, meter.progress, reason)
+            self.group.first(lambda: note_failure(folder, reason))
             return Outcome(label, folder, None, reason)
         if run.diverged is not None and not run.stopped:
-            self.watch.fail(label, meter.total(run.history), run.diverged)
-            return Outcome(label, folder, run, run.diverged)
+            reason = run.diverged
+            self.watch.fail(label, meter.total(run.history), reason)
+            self.group.first(lambda: note_failure(folder, reason))
+            return Outcome(label, folder, run, reason)
+        self.group.first(lambda: forget_failure(folder))
         self.watch.end(label, meter.total(run.history), run)
         return Outcome(label, folder, run)
 
     def _train(
         self, label: str, algorithm: Algorithm[Any], folder: Path, on_round: Callable[[Record], None]
     ) -> Run[Any]:
-        try:
-            return train(
-                algorithm,
-                self.setup.federation,
-                **basics_of(self.setup.train),
-                observe=observe_of(self.setup.train),
-                out=folder,
-                resume=self.resume and self.group.first(folder.is_dir),
-                about=About(self.experiment.name, self.experiment.config(label)),
-                on_round=on_round,
-                stop=self.stop,
-                link=self._link(label, algorithm),
-            )
-        except RunFolderError:
-            raise
-        except ValueError as error:  # what only shows once algorithm and data meet
-            raise ExperimentError(f"{label}: {error}") from error
+        return train_one(
+            self.experiment,
+            label,
+            self.setup,
+            folder,
+            resume=self.resume and self.group.first(folder.is_dir),
+            on_round=on_round,
+            stop=self.stop,
+            link=self._link(label, algorithm),
+        )
 
     def _link(self, label: str, algorithm: Algorithm[Any]) -> BaseLink:
         if self.link is not None and self.group.size == 1:
@@ -156,7 +153,7 @@ class _Job:
         self._write(toml.dump(self.experiment.table()))
 
     def _write(self, text: str) -> None:
-        self.group.first(lambda: _write(self.out / EXPERIMENT_FILE, text))
+        self.group.first(lambda: write_file(self.out / EXPERIMENT_FILE, text))
 
 
 def _enter(stack: ExitStack, out: Path) -> None:
@@ -164,7 +161,38 @@ def _enter(stack: ExitStack, out: Path) -> None:
     stack.enter_context(RunFolder(out).held())
 
 
-def _write(path: Path, text: str) -> None:
+def train_one(
+    experiment: Experiment,
+    label: str,
+    setup: Setup,
+    folder: Path,
+    *,
+    resume: bool,
+    on_round: Callable[[Record], None],
+    stop: Callable[[], bool],
+    link: BaseLink,
+) -> Run[Any]:
+    """Train one algorithm of an experiment into its folder."""
+    try:
+        return train(
+            setup.algorithms[label],
+            setup.federation,
+            **basics_of(setup.train),
+            observe=observe_of(setup.train),
+            out=folder,
+            resume=resume,
+            about=About(experiment.name, experiment.config(label)),
+            on_round=on_round,
+            stop=stop,
+            link=link,
+        )
+    except RunFolderError:
+        raise
+    except ValueError as error:  # what only shows once algorithm and data meet
+        raise ExperimentError(f"{label}: {error}") from error
+
+
+def write_file(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_atomically(path, text.encode())

@@ -19,26 +19,38 @@ def place(position: int, table: Mapping[str, Any]) -> str:
 
 def distinct_labels(tables: Sequence[Table]) -> list[str]:
     """Labels that stay different as folder names: `fedavg lr=0.1` and `fedavg lr=0.5`; a second `X` is `X 2`."""
-    labels: list[str] = []
+    labels, taken = list[str](), set[str]()
+    differences = _differences(tables)
     for position, table in enumerate(tables, 1):
         wanted = table.get("label", table.get("name", ""))
         if not isinstance(wanted, str) or (table.get("label") is not None and not slug(wanted)):
             where = place(position, table)
             raise ExperimentError(f"{where}: label is {wanted!r}, expected a string with a letter or a digit")
-        if "label" not in table:
-            wanted += _difference(table, [one for one in tables if "label" not in one and one.get("name") == wanted])
-        labels.append(_free(wanted, labels))
+        labels.append(_free(wanted + differences.get(position, ""), taken))
     return labels
 
 
-def _difference(table: Table, group: Sequence[Table]) -> str:
+def _differences(tables: Sequence[Table]) -> dict[int, str]:
+    """What tells the tables of one name apart, by position, for those without a label."""
+    groups: dict[Any, dict[int, Table]] = {}
+    for position, table in enumerate(tables, 1):
+        if "label" not in table and isinstance(table.get("name"), str):
+            groups.setdefault(table["name"], {})[position] = _flatten(table)
+    return {position: text for group in groups.values() for position, text in _difference(group).items()}
+
+
+def _difference(group: Mapping[int, Table]) -> dict[int, str]:
     """` lr=0.5`: the first field in which the tables of one name differ, and more while they leave some alike."""
-    flat = [_flatten(one) for one in group]
-    mine, alike, words = _flatten(table), flat, ""
-    for key in dict.fromkeys(key for one in flat for key in one):
-        if len({repr(one.get(key)) for one in alike}) > 1:
-            words += f" {_short(key)}={_text(mine.get(key))}"
-            alike = [one for one in alike if one.get(key) == mine.get(key)]
+    words = dict.fromkeys(group, "")
+    alike: dict[int, tuple[str, ...]] = dict.fromkeys(group, ())  # equal for those that are told apart by nothing yet
+    for key in dict.fromkeys(key for one in group.values() for key in one):
+        seen: dict[tuple[str, ...], set[str]] = {}
+        for position, table in group.items():
+            seen.setdefault(alike[position], set()).add(repr(table.get(key)))
+        for position, table in group.items():
+            if len(seen[alike[position]]) > 1:
+                words[position] += f" {_short(key)}={_text(table.get(key))}"
+                alike[position] = (*alike[position], key, repr(table.get(key)))
     return words
 
 
@@ -65,10 +77,11 @@ def _text(value: Any) -> str:
     return NONE if value is None else str(value)
 
 
-def _free(label: str, taken: Sequence[str]) -> str:
-    slugs = {slug(one) for one in taken}
+def _free(label: str, taken: set[str]) -> str:
+    """The label, or with a number if a folder of its name is taken; it is taken from now on."""
     number, found = 1, label
-    while slug(found) in slugs:
+    while slug(found) in taken:
         number += 1
         found = f"{label} {number}"
+    taken.add(slug(found))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedge.experiment.axes import sweeps
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table, resolve, unknown
 from fedge.experiment.fields import fields_of as fields
@@ -45,9 +46,16 @@ class Experiment:
         return {"data": self.data, "partition": self.partition, "train": self.train, "model": self.model}
 
 
-def parse(tables: Mapping[str, Any], name: str = "experiment") -> Experiment:
-    """Check everything that can be checked without data; `name` is for files that give none."""
+def parse(tables: Mapping[str, Any], name: str = "experiment", numbers: Sequence[int] | None = None) -> Experiment:
+    """Check everything that can be checked without data; `name` is for files that give none.
+
+    `numbers` are the positions that errors call the algorithms by, where those of a sweep stand for one of a file.
+    """
     check_names(tables)
+    if sweeps(tables):
+        raise ExperimentError(
+            "the file is a sweep, one experiment is needed here: use it with fedge run, or keep one value per field"
+        )
     train = TRAIN.resolve({"device": "auto"} | _table(tables, "train"), "train")
     model = {"seed": train["seed"]} | MODEL.resolve(_table(tables, "model"), "model")
     return Experiment(
@@ -55,7 +63,7 @@ def parse(tables: Mapping[str, Any], name: str = "experiment") -> Experiment:
         partition=PARTITION.resolve(_table(tables, "partition"), "partition"),
         model={"name": model.pop("name"), **model},
         train=train,
-        algorithm=_algorithms(tables),
+        algorithm=_algorithms(tables, numbers),
         **_head(tables, name),
     )
 
@@ -104,10 +112,11 @@ def _head(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _algorithms(tables: Mapping[str, Any]) -> tuple[Table, ...]:
+def _algorithms(tables: Mapping[str, Any], numbers: Sequence[int] | None) -> tuple[Table, ...]:
     found = algorithm_tables(tables)
     labels = distinct_labels(found)
-    resolved = [_algorithm(one, place(at, one), ("label",)) for at, one in enumerate(found, 1)]
+    places = zip(numbers or range(1, len(found) + 1), found, strict=True)
+    resolved = [_algorithm(one, place(at, one), ("label",)) for at, one in places]
     return tuple({"name": one.pop("name"), "label": label, **one} for one, label in zip(resolved, labels, strict=True))
 
 

@@ -14,19 +14,27 @@ from fedge.experiment.fields import Table
 from fedge.experiment.override import override
 from fedge.experiment.parsing import Experiment, federation_of, parse
 from fedge.experiment.setup import deal, load_data
+from fedge.experiment.sweeps import Sweep, read_sweep
 from fedge.federation import Federation
-from fedge.runs.experiments import EXPERIMENT_FILE, earlier, fresh, holds_runs, is_finished, is_run, slug
+from fedge.runs.experiments import EXPERIMENT_FILE, earlier, fresh, holds_runs, is_finished, is_run
 
 ROOT = Path("runs")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment and its folder."""
+    """An experiment, or a sweep of many, and its folder."""
 
-    experiment: Experiment
+    sweep: Sweep
     folder: Path
     resume: bool
+
+    @property
+    def experiment(self) -> Experiment:
+        """The one experiment, where a sweep cannot be used."""
+        if self.sweep.swept:
+            raise ExperimentError(f"{self.sweep.name} is a sweep of {len(self.sweep.runs())} runs: use fedge run")
+        return self.sweep.first
 
 
 def read(file: Path | None = None) -> Table:
@@ -54,8 +62,17 @@ def read(file: Path | None = None) -> Table:
 
 def load(file: Path | str | None = None, settings: Sequence[str] = ()) -> Experiment:
     """An experiment from a file, with settings such as "train.rounds=20" in place of what it says."""
+    return parse(*_tables(file, settings))
+
+
+def load_sweep(file: Path | str | None = None, settings: Sequence[str] = ()) -> Sweep:
+    """All experiments of a file that has lists of values (`seeds`, `{sweep = [...]}`), or the one of another file."""
+    return read_sweep(*_tables(file, settings))
+
+
+def _tables(file: Path | str | None, settings: Sequence[str]) -> tuple[Table, str]:
     path = None if file is None else Path(file)
-    return parse(override(read(path), settings), name="experiment" if path is None else path.stem)
+    return override(read(path), settings), "experiment" if path is None else path.stem
 
 
 def load_federation(file: Path | None = None, settings: Sequence[str] = ()) -> Federation:
@@ -74,20 +91,20 @@ def plan(
     """Find experiment and folder, or say why there is nothing to do."""
     if resume:
         return _further(file, settings, out, root)
-    experiment = load(file, settings)
+    sweep = load_sweep(file, settings)
     if out is None:
-        return Plan(experiment, fresh(root, experiment.name), False)
+        return Plan(sweep, fresh(root, sweep.name), False)
     if holds_runs(out):
         raise ExperimentError(f"{out} already holds a run: add --resume to go on with it, or choose another --out")
-    return Plan(experiment, out, False)
+    return Plan(sweep, out, False)
 
 
 def _further(file: Path | None, settings: Sequence[str], out: Path | None, root: Path) -> Plan:
-    folder = _newest(load(file, settings).name, root) if out is None else out
+    folder = _newest(load_sweep(file, settings).name, root) if out is None else out
     stored = folder / EXPERIMENT_FILE
     if not (stored.is_file() or (file is not None and holds_runs(folder))):
         raise ExperimentError(_nothing(folder))
-    return Plan(load(file or stored, settings), folder, True)
+    return Plan(load_sweep(file or stored, settings), folder, True)
 
 
 def _newest(name: str, root: Path) -> Path:
@@ -106,10 +123,13 @@ def _newest(name: str, root: Path) -> Path:
 
 def _is_done(folder: Path) -> bool:
     try:
-        experiment = load(folder / EXPERIMENT_FILE)
+        sweep = load_sweep(folder / EXPERIMENT_FILE)
     except ExperimentError:
         return True  # of another version, or damaged: nothing to go on with
-    return all(is_finished(folder / slug(label), experiment.train["rounds"]) for label in experiment.labels)
+    return all(
+        is_finished(folder / run.folder, run.experiment.train["rounds"], bool(run.experiment.train["until"]))
+        for run in sweep.runs()
+    )
 
 
 def _nothing(folder: Path) -> str:

@@ -19,6 +19,7 @@ from fedge.experiment.fields import Table, fields_of
 from fedge.experiment.labels import place
 from fedge.experiment.parsing import Experiment, inside
 from fedge.experiment.parts import ALGORITHM, MODEL, PARTITION, wraps
+from fedge.experiment.training import observe_of
 from fedge.experiment.values import made
 from fedge.federation import Federation
 from fedge.loop import cohorts
@@ -33,12 +34,13 @@ class Setup:
     train: Table  # `train`'s own arguments, the device found
 
 
-def build(experiment: Experiment, data: Data | None = None) -> Setup:
+def build(experiment: Experiment, data: Data | None = None, federation: Federation | None = None) -> Setup:
     """Load the data unless they are given, deal them out, make the models; what is impossible is an error here."""
     device = find(experiment.train["device"])
-    data = load_data(experiment.data) if data is None else data
-    federation = deal(experiment.partition, data)
-    _check_train(experiment.train, federation)
+    if federation is None:
+        data = load_data(experiment.data) if data is None else data
+        federation = deal(experiment.partition, data)
+    check_train(experiment.train, federation)
     return Setup(federation, build_algorithms(experiment, federation), experiment.train | {"device": device})
 
 
@@ -54,11 +56,12 @@ def deal(table: Table, data: Data) -> Federation:
         return Federation(data, PARTITION.chosen(table, "partition")(data.train_y, **options))
 
 
-def _check_train(table: Table, federation: Federation) -> None:
+def check_train(table: Table, federation: Federation) -> None:
     with at("train"):
         for name in ("rounds", "evaluate_every", "checkpoint_every"):
             at_least_one(name, table[name])
         cohorts(federation.clients, table["cohort"])
+        observe_of(table)
 
 
 def build_algorithms(experiment: Experiment, federation: Federation) -> dict[str, Algorithm[Any]]:

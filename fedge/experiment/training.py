@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedge.engine import Engine
 from fedge.engine.runtime import Precision
-from fedge.loop import Observe
+from fedge.experiment.values import made
+from fedge.hooks import Observe, Plateau, Reached, Spent
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Training:
     compile: bool = False
     chunk: int | None = None
     workers: int | None = None
+    until: Plateau | Reached | Spent | None = None
 
 
 def engine_of(table: Mapping[str, Any]) -> Engine:
@@ -33,7 +35,10 @@ def engine_of(table: Mapping[str, Any]) -> Engine:
 
 
 def observe_of(table: Mapping[str, Any]) -> Observe:
-    return Observe(**{one.name: table[one.name] for one in fields(Observe) if one.name in table})
+    given = {one.name: table[one.name] for one in fields(Observe) if one.name in table}
+    if given.get("until") is not None:
+        given["until"] = made(given["until"], get_type_hints(Training)["until"])
+    return Observe(**given)
 
 
 def basics_of(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Curves of all runs in one picture: accuracy or loss against rounds, megabytes or seconds."""
+"""Curves of all runs in one picture: accuracy or loss against rounds, megabytes or seconds.
+
+Runs that differ in their seeds are one line, their mean, with a band of one standard deviation around it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedge.report import style
+from fedge.report.groups import Band, Group, band, grouped
+from fedge.report.losses import MARK, other_losses
 from fedge.report.read import RunFolder
-from fedge.report.series import Against, Curve, curve, running_mean
+from fedge.report.series import Against, curve, running_mean
+from fedge.report.style import Look, looks
 
 Measure = Literal["accuracy", "loss"]
 NOISY = 60  # points; a longer curve is drawn thin, under its running mean
@@ -40,54 +47,82 @@ def headline(runs: Sequence[RunFolder], target: float | None = None) -> Figure:
     """Accuracy against rounds on the left and against MB on the right: the picture of a README."""
     figure = style.figure(11.0, 4.0)
     left, right = figure.subplots(1, 2, sharey=True)
-    _fill(left, runs, "accuracy", "rounds", None)
-    _fill(right, runs, "accuracy", "MB", target)
+    groups = grouped(runs)
+    _fill(left, groups, "accuracy", "rounds", None)
+    _fill(right, groups, "accuracy", "MB", target)
     right.set_ylabel("")
     _scale(left, "accuracy")
-    _legend(figure, runs, "accuracy", train=False)
+    _legend(figure, groups, "accuracy", train=False)
     return figure
 
 
 def _one(runs: Sequence[RunFolder], measure: Measure, against: Against, target: float | None) -> Figure:
     figure = style.figure()
     axes = figure.subplots()
-    _fill(axes, runs, measure, against, target)
-    for at, run in enumerate(runs):
-        _train(axes, _points(run, f"train_{measure}", against), at)
+    groups = grouped(runs)
+    _fill(axes, groups, measure, against, target)
+    for at, (group, look) in enumerate(zip(groups, looks(groups), strict=True)):
+        _train(axes, _points(group, f"train_{measure}", against), at, look)
     _scale(axes, measure)
-    _legend(figure, runs, measure, train=True)
+    _legend(figure, groups, measure, train=True)
     return figure
 
 
-def _fill(axes: Axes, runs: Sequence[RunFolder], measure: Measure, against: Against, target: float | None) -> None:
-    """One pair of axes with the test curve of every run."""
-    part = " or ".join(dict.fromkeys(run.judged_on for run in runs))
+def _fill(axes: Axes, groups: Sequence[Group], measure: Measure, against: Against, target: float | None) -> None:
+    """One pair of axes with the test curve of every group; the plain ones lie under those with a colour."""
+    part = " or ".join(dict.fromkeys(run.judged_on for group in groups for run in group.runs))
     style.dress(axes, X_LABEL[against], f"{part} {Y_LABEL[measure]}")
     style.ticks(axes, whole=against == "rounds")
     axes.margins(x=0.02)
-    for at, run in enumerate(runs):
-        _test(axes, _points(run, f"test_{measure}", against), at)
+    for at, (group, look) in enumerate(zip(groups, looks(groups), strict=True)):
+        _test(axes, _points(group, f"test_{measure}", against), at, look)
     if target is not None:
         _mark(axes, target)
 
 
-def _points(run: RunFolder, key: str, against: Against) -> Curve:
-    found = curve(run, key, against)
-    return Curve(found.x, [100 * y for y in found.y]) if key.endswith("accuracy") else found
+def _points(group: Group, key: str, against: Against) -> Band:
+    found = band(group.runs, key, against)
+    if not key.endswith("accuracy"):
+        return found
+    return Band(found.x, [100 * y for y in found.y], [100 * d for d in found.deviation])
 
 
-def _test(axes: Axes, points: Curve, at: int) -> None:
-    colour, stroke, y = style.colour(at), style.stroke(at), points.y
+def _test(axes: Axes, points: Band, at: int, look: Look) -> None:
+    y = points.y
     if len(y) > NOISY:
-        axes.plot(points.x, y, color=colour, linewidth=0.7, alpha=0.35)
+        if look.coloured and not any(points.deviation):
+            _named(axes.plot(points.x, y, color=look.colour, linewidth=0.7, alpha=0.35, zorder=look.order), at)
         y = running_mean(y)
+    if look.coloured and any(points.deviation):
+        low, high = (np.array(y) + sign * np.array(points.deviation) for sign in (-1, 1))
+        filled = axes.fill_between(points.x, low, high, color=look.colour, alpha=0.15, linewidth=0, zorder=look.order)
+        _named([filled], at)
     marker = "o" if len(y) == 1 else ""
-    axes.plot(points.x, y, linestyle=stroke, color=colour, linewidth=THICK, marker=marker, markersize=4)
+    width = THICK if look.coloured else THIN
+    drawn = axes.plot(
+        points.x,
+        y,
+        linestyle=look.stroke,
+        color=look.colour,
+        linewidth=width,
+        marker=marker,
+        markersize=4,
+        zorder=look.order,
+    )
+    _named(drawn, at)
 
 
-def _train(axes: Axes, points: Curve, at: int) -> None:
+def _train(axes: Axes, points: Band, at: int, look: Look) -> None:
+    if not look.coloured or not points.y:
+        return
     y = running_mean(points.y) if len(points.y) > NOISY else points.y
-    axes.plot(points.x, y, linestyle=style.stroke(at), color=style.colour(at), linewidth=THIN)
+    _named(axes.plot(points.x, y, linestyle=look.stroke, color=look.colour, linewidth=THIN, zorder=look.order), at)
+
+
+def _named(drawn: Sequence[Artist], at: int) -> None:
+    """So that the page finds what belongs to a group: see `svg.inline`."""
+    for one in drawn:
+        one.set_gid(f"group{at}")
 
 
 def _mark(axes: Axes, target: float) -> None:
@@ -116,12 +151,19 @@ def _scale(axes: Axes, measure: Measure) -> None:
         axes.set_yscale("log")
 
 
-def _legend(figure: Figure, runs: Sequence[RunFolder], measure: Measure, train: bool) -> None:
+def _legend(figure: Figure, groups: Sequence[Group], measure: Measure, train: bool) -> None:
+    found = looks(groups)
+    marked = other_losses(groups) if measure == "loss" else {}
+    named = sorted((at for at, look in enumerate(found) if look.coloured), key=lambda at: -found[at].order)
     handles = [
-        Line2D([], [], color=style.colour(at), linestyle=style.stroke(at), linewidth=THICK) for at in range(len(runs))
+        Line2D([], [], color=found[at].colour, linestyle=found[at].stroke, linewidth=THICK, gid=f"group{at}")
+        for at in named
     ]
-    labels = [run.label for run in runs]
-    if train and any(curve(run, f"train_{measure}").y for run in runs):
+    labels = [f"{groups[at].label}{MARK * (at in marked)}" for at in named]
+    if len(named) < len(groups):
+        handles.append(Line2D([], [], color=style.PLAIN, linewidth=THIN))
+        labels.append(f"{len(groups) - len(named)} others")
+    if train and any(curve(run, f"train_{measure}").y for group in groups for run in group.runs):
         handles.append(Line2D([], [], color="0.3", linewidth=THIN))
         labels.append("on training data")
     style.legend(figure, handles, labels)

@@ -12,10 +12,14 @@ from fedge.report import style
 from fedge.report.read import RunFolder
 from fedge.report.series import elapsed
 
+STRIPS = 12
+
 
 def dropouts_figure(runs: Sequence[RunFolder]) -> Figure:
-    """Dropped replies a round; one strip for every run that has any."""
-    found = [(at, run) for at, run in enumerate(runs) if any(dropped(run))]
+    """Dropped replies per round; one strip for every run that has any, 12 at most: those with the most."""
+    every = [(at, run) for at, run in enumerate(runs) if any(dropped(run))]
+    most = sorted(every, key=lambda one: -sum(map(len, dropped(one[1]))))[:STRIPS]
+    found = [one for one in every if one in most]
     figure = style.figure(style.SIZE[0], max(2.4, 0.8 + 1.1 * len(found)))
     rows = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (at, run) in zip(rows, found, strict=True):

@@ -24,6 +24,7 @@ __all__ = [
     "pictures",
 ]
 
+MOST_FEDERATIONS = 4  # heat maps on a page
 Section = Literal["curves", "classes", "federation", "dropouts"]
 
 
@@ -44,7 +45,7 @@ def pictures(runs: Sequence[RunFolder], target: float | None = None) -> Iterator
         yield Picture("class_accuracy", "classes", caption, class_accuracy(runs))
     yield from _federations(runs)
     if any(drops for run in runs for drops in dropped(run)):
-        yield Picture("dropouts", "dropouts", "Dropped replies a round", dropouts_figure(runs))
+        yield Picture("dropouts", "dropouts", "Dropped replies per round", dropouts_figure(runs))
 
 
 def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture]:
@@ -59,8 +60,8 @@ def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture
             yield Picture(f"loss_{name}", "curves", f"Loss against {words}", loss(runs, against))
 
 
-def _federations(runs: Sequence[RunFolder]) -> Iterator[Picture]:
-    """One heat map for all runs that share a federation."""
+def federations(runs: Sequence[RunFolder]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Who holds what, and the labels of the runs that share it."""
     groups: list[tuple[dict[str, Any], list[str]]] = []
     for run in runs:
         known = next((labels for clients, labels in groups if clients == run.clients), None)
@@ -68,9 +69,21 @@ def _federations(runs: Sequence[RunFolder]) -> Iterator[Picture]:
             known.append(run.label)
         elif any(run.clients.get("labels") or []):
             groups.append((run.clients, [run.label]))
-    for number, (clients, labels) in enumerate(groups, 1):
+    return groups
+
+
+def listed(labels: Sequence[str], most: int = 6) -> str:
+    """All of them, or the first few and how many more there are."""
+    more = f" and {len(labels) - most} others" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
+
+
+def _federations(runs: Sequence[RunFolder]) -> Iterator[Picture]:
+    """One heat map for all runs that share a federation, of the first few federations."""
+    groups = federations(runs)
+    for number, (clients, labels) in enumerate(groups[:MOST_FEDERATIONS], 1):
         drawn = partition_figure(clients["labels"], clients.get("names") or (), clients.get("clients"))
         caption = "Examples by client and class"
         if len(groups) > 1:
-            caption += f": {', '.join(labels)}"
+            caption += f": {listed(labels)}"
         yield Picture("clients" if number == 1 else f"clients_{number}", "federation", caption, drawn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from matplotlib.ticker import MaxNLocator
 
 from fedge.report import style
 from fedge.report.errors import ReportError
+from fedge.report.groups import Group, grouped, spread
 from fedge.report.read import RunFolder
 from fedge.report.series import last
 
 STRIP = 250  # clients in one row of the picture; more would be thinner than a line
 NUMBERS = 240  # cells; with more, a number in each would be too small to read
 TICKS = 20  # class labels across the figure
+FEW_ROWS = 16  # runs; with more, rows are narrower
+DARK, LIGHT = "#010101", "#fefefe"  # on a cell, whatever the page's own colours are
 TALLEST = 9.0  # inches of all strips together
 
 
@@ -50,21 +54,31 @@ def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] = (),
 
 
 def class_accuracy(runs: Sequence[RunFolder]) -> Figure:
-    """Runs down, classes across: test accuracy by class at the last evaluated round, in percent."""
-    found = [(run, values) for run in runs if (values := last(run, "test_class_accuracy"))]
+    """Runs down, classes across: test accuracy by class at the last evaluated round, in percent.
+
+    Runs that differ in their seeds are one row, their mean.
+    """
+    found = [(group.label, values) for group in grouped(runs) if (values := _by_class(group))]
     classes = max(len(values) for _, values in found)
     table = np.full((len(found), classes), np.nan)
     for row, (_, values) in enumerate(found):
         table[row, : len(values)] = [math.nan if v is None else 100 * v for v in values]
-    figure = style.figure(style.SIZE[0], 1.5 + 0.36 * len(found))
+    figure = style.figure(style.SIZE[0], 1.5 + (0.36 if len(found) <= FEW_ROWS else 0.22) * len(found))
     axes = figure.subplots()
     image = _image(axes, table, _ten_below(table), 100)
     _write_numbers(axes, image, table)
     _class_ticks(axes, "x", classes, _names(runs), TICKS)
-    axes.set_yticks(range(len(found)), [_wrapped(run.label) for run, _ in found])
+    axes.set_yticks(range(len(found)), [_wrapped(label) for label, _ in found])
     axes.set_xlabel("class", fontsize=style.TEXT)
     _colour_bar(figure, image, [axes], "accuracy (%)")
     return figure
+
+
+def _by_class(group: Group) -> list[float | None]:
+    """The mean over the runs of a group; a class without examples is None."""
+    values = [found for run in group.runs if (found := last(run, "test_class_accuracy"))]
+    means = [spread(one) for one in zip_longest(*values)]
+    return [None if mean is None else mean.mean for mean in means]
 
 
 def _ten_below(table: Any) -> float:
@@ -118,7 +132,7 @@ def _write_numbers(axes: Axes, image: AxesImage, table: Any) -> None:
         if np.isnan(value):
             continue
         red, green, blue, _ = image.cmap(image.norm(value))
-        ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+        ink = DARK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else LIGHT
         axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=style.SMALL)
 
 

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedge.report.read import RunFolder
 
-MOST_KEYS = 2  # more differing keys than these make a label longer than the run's name
+MOST_KEYS = 5  # more differing keys than these make a label longer than the run's name
 
 
 def distinct(runs: Sequence[RunFolder]) -> list[RunFolder]:
     """The same runs; equal labels get the differing config keys, or else the run's name."""
+    return [replace(run, label=label) for run, label in zip(runs, told_apart(runs), strict=True)]
+
+
+def told_apart(runs: Sequence[RunFolder]) -> list[str]:
+    """A label for each of these runs, no two alike."""
     groups: dict[str, list[RunFolder]] = defaultdict(list)
     for run in runs:
         groups[run.label].append(run)
@@ -25,7 +30,7 @@ def distinct(runs: Sequence[RunFolder]) -> list[RunFolder]:
     }
     if len(set(labels.values())) < len(runs):
         labels = {run.path: f"{run.label} ({run.path})" for run in runs}
-    return [replace(run, label=labels[run.path]) for run in runs]
+    return [labels[run.path] for run in runs]
 
 
 def _details(group: Sequence[RunFolder]) -> list[str]:
@@ -41,26 +46,44 @@ def _details(group: Sequence[RunFolder]) -> list[str]:
 
 def _differences(group: Sequence[RunFolder]) -> list[str]:
     """`lr=0.1` for every run, from the keys whose values are not all equal."""
-    flat = [_flatten(run.config) for run in group]
-    keys = sorted({key for config in flat for key in config})
-    differing = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
-    if len(differing) > MOST_KEYS:
+    flat = [flatten(run.config) for run in group]
+    keys = differing(flat)
+    if len(keys) > MOST_KEYS:
         return [""] * len(group)
-    short = _shorten(differing)
-    return [", ".join(f"{short[key]}={config.get(key, 'default')}" for key in differing) for config in flat]
+    short = shorten(keys)
+    return [", ".join(f"{short[key]}={config.get(key, 'default')}" for key in keys) for config in flat]
 
 
-def _shorten(keys: Sequence[str]) -> dict[str, str]:
+def varying(flat: Sequence[dict[str, Any]]) -> list[str]:
+    """Keys whose values are not all equal."""
+    keys = sorted({key for config in flat for key in config})
+    return [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+
+
+def differing(flat: Sequence[dict[str, Any]]) -> list[str]:
+    """The same without keys that follow from another one: a model's seed from train's."""
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for key in sorted(varying(flat), key=lambda key: (not key.startswith("train."), key)):
+        values = [repr(config.get(key)) for config in flat]
+        pattern = tuple(values.index(value) for value in values)
+        if pattern not in seen:
+            seen.add(pattern)
+            found.append(key)
+    return sorted(found)
+
+
+def shorten(keys: Sequence[str]) -> dict[str, str]:
     """`algorithm.lr` -> `lr`, where no other key ends the same."""
     last = [key.rsplit(".", 1)[-1] for key in keys]
     return {key: end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)}
 
 
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

@@ -1,7 +1,8 @@
-"""One HTML page of a few runs: no script, no request, everything from the files escaped."""
+"""One HTML page of runs: no script, no request, everything from the files escaped."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -10,9 +11,13 @@ from string import Template
 from typing import Any
 
 from fedge.report.curves import NOISY
-from fedge.report.figures import Picture, Section
+from fedge.report.figures import MOST_FEDERATIONS, Picture, Section, federations, listed
+from fedge.report.filters import Filters
+from fedge.report.groups import Group, grouped
+from fedge.report.losses import other_losses
 from fedge.report.read import RunFolder
 from fedge.report.series import curve
+from fedge.report.style import BEST, MOST_LINES, looks, rank
 from fedge.report.svg import inline
 from fedge.report.tables import MOST_DROPS, dropouts_table, summary_table, table
 
@@ -22,31 +27,69 @@ BYTES = (
     "and the setup before the first round included; down counts one copy for each client "
     "(unicast), and 1 MB is 1,000,000 bytes."
 )
+CLOSED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # what a page may load: nothing
+LIVE_POLICY = f"{CLOSED}; script-src 'self'; connect-src 'self'"  # of one that is served
+MANY = 6  # names in one line
 Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each
 
 
-def page(runs: Sequence[RunFolder], drawn: Drawn, target: float | None) -> str:
-    """The whole page."""
+def page(runs: Sequence[RunFolder], drawn: Drawn, target: float | None, live: str = "") -> str:
+    """The whole page; `live` is the element that keeps one up to date that is served."""
     names = ", ".join(dict.fromkeys(run.name for run in runs))
-    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    groups = grouped(runs)
+    filters = Filters(groups)
     return Template(TEMPLATE.read_text("utf-8")).substitute(
-        title=escape(f"fedge report: {names}"),
-        subtitle=escape(f"{count}: {', '.join(run.label for run in runs)}"),
-        sections="\n".join(_sections(runs, drawn, target)),
+        title=escape(f"fedge report: {names}" if names else "fedge report"),
+        subtitle=escape(_subtitle(runs, groups)),
+        policy=LIVE_POLICY if live else CLOSED,
+        styles=filters.css(),
+        sections="\n".join(_sections(runs, groups, filters, drawn, target)),
+        live=live,
     )
 
 
-def _sections(runs: Sequence[RunFolder], drawn: Drawn, target: float | None) -> Iterator[str]:
-    yield _section("Summary", summary_table(runs, target), *_notes(runs, target))
-    yield _section("Accuracy, loss and what they cost", *_curves(runs, drawn))
+def _subtitle(runs: Sequence[RunFolder], groups: Sequence[Group]) -> str:
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    of = "" if len(groups) == len(runs) else f" of {len(groups)} configurations"
+    names = f": {', '.join(group.label for group in groups)}" if len(groups) <= MANY else ""
+    return f"{count}{of}{names}" if runs else "No run has a round yet."
+
+
+def _sections(
+    runs: Sequence[RunFolder], groups: Sequence[Group], filters: Filters, drawn: Drawn, target: float | None
+) -> Iterator[str]:
+    if not runs:
+        return
+    classes = filters.classes()
+    shown = list(zip(groups, classes, strict=True))
+    if len(groups) > MOST_LINES:
+        shown.sort(key=lambda one: rank(one[0]))
+    yield _section(
+        "Summary",
+        filters.html(),
+        summary_table([group for group, _ in shown], target, [one for _, one in shown]),
+        *_every_run(runs, shown, target),
+        *_notes(runs, groups, target),
+    )
+    named = [(one, escape(group.label)) for one, group in zip(classes, groups, strict=True)]
+    yield _section("Accuracy, loss and what they cost", *_curves(groups, drawn, named))
     if by_class := _figures(drawn, "classes"):
         yield _section("By class", by_class)
     yield _section("Federation", _federation(runs, drawn))
     if drops := _figures(drawn, "dropouts"):
         yield _section("Drop-outs", drops, *_dropouts(runs))
     yield _section("How bytes are counted", f"<p>{escape(BYTES)}</p>")
-    yield _section("Configuration", *map(_configuration, runs))
+    yield _section("Configuration", *map(_configuration, groups))
     yield _section("Versions", _versions(runs))
+
+
+def _every_run(runs: Sequence[RunFolder], shown: Sequence[tuple[Group, str]], target: float | None) -> Iterator[str]:
+    """Behind the means, the runs themselves."""
+    if len(shown) == len(runs):
+        return
+    single = [(Group(run.label, (run,), {}), classes) for group, classes in shown for run in group.runs]
+    every = summary_table([group for group, _ in single], target, [classes for _, classes in single])
+    yield f"<details>\n<summary>All {len(runs)} runs</summary>\n{every}\n</details>"
 
 
 def _section(title: str, *parts: str) -> str:
@@ -58,32 +101,41 @@ def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _notes(runs: Sequence[RunFolder], target: float | None) -> Iterator[str]:
+def _notes(runs: Sequence[RunFolder], groups: Sequence[Group], target: float | None) -> Iterator[str]:
+    if len(groups) < len(runs):
+        yield _note(
+            "Runs that differ in their seeds are one row: mean ± sample standard deviation. (2 of 3): so many of them "
+            "have such a value, and only they count."
+        )
     if target is not None:
         yield _note(
             f"The target is a test accuracy of {100 * target:.4g} %; what it took is read at the first evaluated round "
             "that reaches it. The default target is 90 % of the best accuracy any run reached, rounded down to a whole "
             "percent."
         )
+    for run in runs:
+        if run.failed:
+            yield _note(f"{run.label} failed: {run.failed}")
     if held := [run.label for run in runs if run.judged_on == "validation"]:
-        which = "All runs" if len(held) == len(runs) else ", ".join(held)
+        which = "All runs" if len(held) == len(runs) else listed(held, MANY)
         yield _note(
             f"{which}: judged on a validation part held out of the training set. It stands in the place of the "
             "test set, and what is called test here is that part."
         )
     over = sorted({str(run.summary["final_rounds"]) for run in runs if "final_rounds" in run.summary}, key=len)
-    mean = f", a mean over the last {' or '.join(over)} rounds" if over else ""
+    last = "the last round" if over == ["1"] else f"a mean over the last {' or '.join(over)} rounds"
+    mean = f", {last}" if over else ""
     yield _note(
         f"Final is as the run's summary states it{mean}; of an unfinished run, the last evaluated round. "
         "– means not reached or not recorded."
     )
 
 
-def _figures(drawn: Drawn, section: Section) -> str:
+def _figures(drawn: Drawn, section: Section, named: Sequence[tuple[str, str]] = ()) -> str:
     """The figures of one section, or nothing."""
     shown = [
         f"<figure>\n<figcaption>{escape(picture.caption)}</figcaption>\n"
-        f"{inline(svg, picture.name, escape(picture.caption))}\n</figure>"
+        f"{inline(svg, picture.name, escape(picture.caption), named)}\n</figure>"
         for picture, svg in drawn
         if picture.section == section
     ]
@@ -91,9 +143,20 @@ def _figures(drawn: Drawn, section: Section) -> str:
     return f'<div class="figures">\n{figures}\n</div>' if shown else ""
 
 
-def _curves(runs: Sequence[RunFolder], drawn: Drawn) -> Iterator[str]:
-    yield _figures(drawn, "curves") or _note("No round has been evaluated yet.")
-    if any(len(curve(run, "test_loss").y) > NOISY for run in runs):
+def _curves(groups: Sequence[Group], drawn: Drawn, named: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield _figures(drawn, "curves", named) or _note("No round has been evaluated yet.")
+    if any(group.seeds > 1 for group in groups):
+        yield _note("A line is the mean over seeds, its band one standard deviation to either side.")
+    if sum(look.coloured for look in looks(groups)) < len(groups):
+        yield _note(
+            f"The {BEST} best have a colour, by their final accuracy; the others are grey. Point at a line for its "
+            "name, or at a row of the table to see its lines alone."
+        )
+    if other := other_losses(groups):
+        which = listed([groups[at].label for at in other], MANY)
+        kinds = "; ".join(dict.fromkeys(filter(None, other.values())))
+        yield _note(f"† {which}: a loss of another kind ({kinds}), not to be compared with the others'.")
+    if any(len(curve(run, "test_loss").y) > NOISY for group in groups for run in group.runs):
         yield _note(f"More than {NOISY} points: thin as measured, thick a running mean of 5.")
 
 
@@ -101,8 +164,12 @@ def _federation(runs: Sequence[RunFolder], drawn: Drawn) -> str:
     """The heat maps, and which runs have none."""
     without = [run.label for run in runs if not any(run.clients.get("labels") or [])]
     parts = [_figures(drawn, "federation")]
+    if (count := len(federations(runs))) > MOST_FEDERATIONS:
+        parts.append(
+            _note(f"The first {MOST_FEDERATIONS} of {count} federations; clients.json of each run has its own.")
+        )
     if without:
-        parts.append(_note(f"No label counts (clients.json) for {', '.join(without)}."))
+        parts.append(_note(f"No label counts (clients.json) for {listed(without, MANY)}."))
     return "\n".join(filter(None, parts))
 
 
@@ -113,16 +180,23 @@ def _dropouts(runs: Sequence[RunFolder]) -> Iterator[str]:
     yield f"<details>\n<summary>{escape(title)}</summary>\n{listed}\n</details>"
 
 
-def _configuration(run: RunFolder) -> str:
+def _configuration(group: Group) -> str:
+    run = group.runs[0]
     source = run.source.strip() or "config.toml is not there"
-    return f"<details>\n<summary>{escape(run.label)}</summary>\n<pre>{escape(source)}</pre>\n</details>"
+    more = f", the first of {group.seeds} runs" if group.seeds > 1 else ""
+    return f"<details>\n<summary>{escape(group.label + more)}</summary>\n<pre>{escape(source)}</pre>\n</details>"
 
 
 def _versions(runs: Sequence[RunFolder]) -> str:
     """Whatever the summaries say about the software, the machine and the model, and what drew this page."""
-    stated = [_about(run.summary) for run in runs]
-    keys = list(dict.fromkeys(key for about in stated for key in about))
-    rows = [[run.label, *(about.get(key) for key in keys)] for run, about in zip(runs, stated, strict=True)]
+    stated: dict[str, list[str]] = {}
+    for run in runs:
+        stated.setdefault(json.dumps(_about(run.summary)), []).append(run.label)
+    about = [json.loads(one) for one in stated]
+    keys = list(dict.fromkeys(key for one in about for key in one))
+    several = len(stated) == 1 < len(runs)
+    names = ["all runs"] if several else [listed(labels, 3) for labels in stated.values()]
+    rows = [[name, *(one.get(key) for key in keys)] for name, one in zip(names, about, strict=True)]
     drew = _note(f"Drawn by fedge {_version('fedge')} with matplotlib {_version('matplotlib')}.")
     return f"{table(['algorithm', *keys], rows, words=len(keys) + 1)}\n{drew}" if keys else drew
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedge import toml
 from fedge.report.errors import ReportError
 from fedge.report.labels import distinct
+from fedge.runs.experiments import failure
 
 Record = dict[str, Any]
 
@@ -28,6 +29,8 @@ class RunFolder:
     clients: Record
     summary: Record
     source: str = ""  # config.toml, word for word
+    stated: str = ""  # its label before it was told apart from others
+    failed: str | None = None  # why, if it was tried and failed
 
     @property
     def judged_on(self) -> str:
@@ -55,10 +58,13 @@ def read(path: Path | str) -> RunFolder:
     source, config = _toml(folder / "config.toml")
     summary = _json(folder / "summary.json")
     name = str(summary.get("name") or config.get("name") or folder.name)
+    label = str(summary.get("algorithm") or _algorithm(config) or name)
     return RunFolder(
         path=folder,
         name=name,
-        label=str(summary.get("algorithm") or _algorithm(config) or name),
+        label=label,
+        stated=label,
+        failed=None if summary else failure(folder),
         config=config,
         rounds=_lines(folder / "rounds.jsonl"),
         ledger=_lines(folder / "ledger.jsonl"),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedge.report.groups import Group, spread
+from fedge.report.series import last
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; its yellow, faint on white, is
 # replaced by grey.
@@ -34,6 +38,8 @@ STROKES: tuple[Stroke, ...] = (
     (0, (5, 1.4, 1.2, 1.4, 1.2, 1.4)),
     (0, (2.5, 1.5)),
 )
+MOST_LINES, BEST = 12, 8  # lines with a colour; of more, so many of the best
+PLAIN = "#B8BEC6"  # of the others
 SIZE = (6.0, 3.7)  # inches
 TEXT, SMALL = 10.0, 9.0  # points
 LEGEND_CHARACTERS = 13.5  # that fit in one inch of legend, at SMALL
@@ -43,6 +49,35 @@ LEGEND_ROW = 0.19  # inches
 def figure(width: float = SIZE[0], height: float = SIZE[1]) -> Figure:
     """An empty figure that belongs to no window and to no pyplot."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+class Look(NamedTuple):
+    """How the lines of one group are drawn."""
+
+    colour: str
+    stroke: Stroke
+    coloured: bool  # False: one of many, thin and grey, and not in the legend
+    order: float  # what lies above
+
+
+def looks(groups: Sequence[Group]) -> list[Look]:
+    """A colour and a stroke each; of more than a legend can hold, only the best have one."""
+    if len(groups) <= MOST_LINES:
+        return [Look(colour(at), stroke(at), True, 2.5) for at in range(len(groups))]
+    ranked = sorted(range(len(groups)), key=lambda at: rank(groups[at]))[:BEST]
+    return [
+        Look(colour(ranked.index(at)), stroke(ranked.index(at)), True, 2.5 - 0.01 * ranked.index(at))
+        if at in ranked
+        else Look(PLAIN, STROKES[0], False, 1.5)
+        for at in range(len(groups))
+    ]
+
+
+def rank(group: Group) -> float:
+    """Lower is better: by the final accuracy, or else by the last loss."""
+    accuracy = spread(run.summary.get("final_accuracy", last(run, "test_accuracy")) for run in group.runs)
+    loss = spread(last(run, "test_loss") for run in group.runs)
+    return -accuracy.mean if accuracy else loss.mean if loss else math.inf
 
 
 def colour(at: int) -> str:
@@ -77,12 +112,15 @@ def ticks(axes: Axes, whole: bool) -> None:
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Above the axes; every row after the first makes the figure taller, not the data smaller."""
+    """Above the axes; every row after the first makes the figure taller, not the data smaller.
+
+    An entry belongs to the group of its handle.
+    """
     texts = [plain(label) for label in labels]
     columns = _columns([len(text) for text in texts], figure.get_figwidth() * LEGEND_CHARACTERS)
     rows = math.ceil(len(texts) / columns)
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * (rows - 1))
-    figure.legend(
+    made = figure.legend(
         handles,
         texts,
         loc="outside upper center",
@@ -92,6 +130,10 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
         handlelength=3.0,
         columnspacing=1.4,
     )
+    for handle, line, text in zip(handles, made.legend_handles, made.get_texts(), strict=True):
+        for part in (line, text):
+            if part is not None and handle.get_gid():
+                part.set_gid(handle.get_gid())
 
 
 def _columns(lengths: Sequence[int], room: float) -> int:

@@ -18,6 +18,8 @@ from fedge.runs import atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fedge.report.figures import Picture
+
 
 def write_report(paths: Sequence[Path | str], out: Path | str | None = None, target: float | None = None) -> Path:
     """Write report.html and figures/ for these run folders, and return the page's path.
@@ -26,26 +28,35 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, tar
     the test accuracy (a fraction) to which rounds and MB are counted; by default 90 % of the best
     accuracy of any run, rounded down to a whole percent.
     """
-    with _needs_matplotlib():
+    with needs_matplotlib():
+        from fedge.report.svg import alone
+    runs = read_all(paths)
+    if target is not None:
+        check_target(target)
+    folder = _folder(runs, out)
+    text, drawn = compose(runs, target)
+    for picture, svg in drawn:
+        _save_png(picture.figure, folder / "figures" / f"{picture.name}.png")
+        _replace(folder / "figures" / f"{picture.name}.svg", alone(svg).encode())
+    return _replace(folder / "report.html", text.encode())
+
+
+def compose(
+    runs: Sequence[RunFolder], target: float | None, live: str = ""
+) -> tuple[str, Sequence[tuple[Picture, str]]]:
+    """The page, and its figures with their SVG documents; see `page` for `live`."""
+    with needs_matplotlib():
         from fedge.report.figures import pictures
         from fedge.report.page import page
         from fedge.report.svg import render
-    runs = read_all(paths)
-    if target is None:
-        target = default_target(runs)
-    else:
-        check_target(target)
-    folder = _folder(runs, out)
+    target = default_target(runs) if target is None else target
     drawn = [(picture, render(picture.figure)) for picture in pictures(runs, target)]
-    for picture, svg in drawn:
-        _save_png(picture.figure, folder / "figures" / f"{picture.name}.png")
-        _replace(folder / "figures" / f"{picture.name}.svg", svg.encode())
-    return _replace(folder / "report.html", page(runs, drawn, target).encode())
+    return page(runs, drawn, target, live), drawn
 
 
 def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
     """One wide PNG for a README: accuracy against rounds, and against MB, of all runs."""
-    with _needs_matplotlib():
+    with needs_matplotlib():
         from fedge.report import figures
     found = [run if isinstance(run, RunFolder) else read(run) for run in runs]
     return _save_png(figures.headline(distinct(found)), Path(path))
@@ -53,13 +64,13 @@ def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
 
 def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] = (), total: int | None = None) -> Figure:
     """Heat map of a partition: counts [clients, classes], names of the classes or none."""
-    with _needs_matplotlib():
+    with needs_matplotlib():
         from fedge.report import heatmap
     return heatmap.partition_figure(counts, names, total)
 
 
 @contextmanager
-def _needs_matplotlib() -> Iterator[None]:
+def needs_matplotlib() -> Iterator[None]:
     try:
         yield
     except ImportError as error:

@@ -10,9 +10,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fedge.runs import atomic
 from fedge.runs.lines import parse
 
 EXPERIMENT_FILE = "experiment.toml"
+FAILURE_FILE = "failure.json"
 
 
 def slug(text: str) -> str:
@@ -53,13 +55,31 @@ def earlier(root: Path, name: str) -> list[Path]:
     return sorted(found, key=_touched, reverse=True)
 
 
-def is_finished(run: Path, rounds: int) -> bool:
-    """Whether a run has its summary, and of no fewer rounds than are wanted now."""
+def is_finished(run: Path, rounds: int, until: bool = False) -> bool:
+    """Whether a run has its summary, and of no fewer rounds than are wanted now; with `until` it may have ended."""
     try:
         summary: Any = json.loads((run / "summary.json").read_text("utf-8"))
-        return bool(summary["rounds"] >= rounds)
+        return bool(summary["rounds"] >= rounds or (until and summary.get("ended")))
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def note_failure(run: Path, why: str) -> None:
+    """Leave in the folder of a run why it failed, for whoever looks at it later."""
+    run.mkdir(parents=True, exist_ok=True)
+    atomic.write_atomically(run / FAILURE_FILE, (json.dumps({"failed": why}) + "\n").encode())
+
+
+def failure(run: Path) -> str | None:
+    """Why a run failed when it was last tried, or None."""
+    try:
+        return str(json.loads((run / FAILURE_FILE).read_text("utf-8"))["failed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget_failure(run: Path) -> None:
+    (run / FAILURE_FILE).unlink(missing_ok=True)
 
 
 def records(run: Path) -> list[dict[str, Any]]:

@@ -35,13 +35,16 @@ MAY_DIFFER = {
     "train.rounds",
     "train.checkpoint_every",
     "train.device",
+    "train.metrics",
+    "train.until",
     "data.path",
 }  # between the checkpoint and the run that goes on from it
-LATER = {
+LATER: dict[str, tuple[Any, ...]] = {
     "clip": (None, "none"),
     "inner_decay": (1.0,),
     "carry_momentum": (False,),
     "products": ("same",),
+    "until": (None, "none"),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
@@ -208,13 +211,15 @@ def does_nothing(name: str, value: Any) -> bool:
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
     """(dotted name, old value, new value) of the first field that differs and must not."""
+    if path in MAY_DIFFER:
+        return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old and not does_nothing(key, new[key]))]:
             found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
             if found is not None:
                 return found
         return None
-    return None if old == new or path in MAY_DIFFER else (path, old, new)
+    return None if old == new else (path, old, new)
 
 
 def versions() -> dict[str, str]:

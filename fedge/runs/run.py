@@ -36,6 +36,7 @@ class Run(Generic[S]):
         0  # what that takes; None on a fleet, whose devices keep it, over all clients that took part
     )
     stopped: bool = False
+    ended: str = ""  # why it was enough before all rounds were done: what `until` said
     example: Tensor | None = None  # one input as the model takes it, [1, ...], all zeros
 
     def __repr__(self) -> str:
@@ -122,7 +123,7 @@ class Run(Generic[S]):
             "dropped": sum(len(record["dropped"]) for record in self.history),
             "parameters": tree.size(self.params),
             "client_memory_bytes": self.memory_bytes,
-        }
+        } | ({"ended": self.ended} if self.ended else {})
 
 
 def absurd(algorithm: Algorithm[Any]) -> float:

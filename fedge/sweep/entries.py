@@ -56,7 +56,11 @@ class Entry:
     def key(self) -> str:
         plain = {**self.config, "algorithm": as_before(self.config["algorithm"])}
         for table, names in NOT_THE_RESULT.items():
-            plain[table] = {name: value for name, value in plain[table].items() if name not in names}
+            plain[table] = {
+                name: value
+                for name, value in plain[table].items()
+                if name not in names and not does_nothing(name, value)
+            }
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedge.runs.folder import does_nothing
 from fedge.sweep.entries import Entry, as_before, of_file
 from fedge.sweep.files import TUNE, Files, Setting, scope
 from fedge.sweep.runner import Runner, Stopped
@@ -89,7 +90,8 @@ def _with(name: str, file: Path, position: int, entry: Entry, setting: Setting, 
 
 def _folder(entry: Entry, budget: int) -> str:
     """The same for every number of rounds, so that a longer trial goes on where the shorter one ended."""
-    plain = {**entry.config, "train": {**entry.config["train"], "rounds": 0}}
+    train = {name: value for name, value in entry.config["train"].items() if not does_nothing(name, value)}
+    plain = {**entry.config, "train": train | {"rounds": 0}}
     plain["algorithm"] = as_before(plain["algorithm"])
     return f"tune-{budget}-{_key(plain)}"
 

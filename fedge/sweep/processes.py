@@ -22,6 +22,7 @@ from fedge.experiment import ExperimentError
 from fedge.sweep.entries import Entry
 from fedge.sweep.files import Files
 from fedge.sweep.halving import tune
+from fedge.sweep.kept import Kept, run_kept
 from fedge.sweep.runner import RESULTS, Runner, Stopped, release
 from fedge.sweep.store import LOCKS, Line, Store
 
@@ -43,7 +44,7 @@ class Tuning(NamedTuple):
         return f"tuning of {self.method} on {self.dataset}"
 
 
-Unit = Entry | Tuning
+Unit = Entry | Tuning | Kept
 
 
 class LostWorker(RuntimeError):
@@ -186,6 +187,8 @@ def _do(unit: Unit) -> Line | None:
     try:
         if isinstance(unit, Entry):
             return _runner.run(unit)
+        if isinstance(unit, Kept):
+            return run_kept(_runner, unit)
         tune(_runner, unit.files, unit.dataset, unit.rounds, [unit.method])
         return None
     except Exception as error:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,8 +18,9 @@ from fedge.data import Data
 from fedge.engine import Simulator, TooFewReplies
 from fedge.experiment import ExperimentError, build, parse
 from fedge.experiment.device import find
-from fedge.experiment.setup import load_data
+from fedge.experiment.setup import deal, load_data
 from fedge.experiment.training import basics_of, observe_of
+from fedge.federation import Federation
 from fedge.loop import train
 from fedge.runs.folder import RunFolderError, versions
 from fedge.runs.log import About
@@ -36,14 +37,21 @@ class Stopped(Exception):
     """The user asked to stop, or the time is up; what was begun has a checkpoint."""
 
 
+class Named(Protocol):
+    """A run as a listener sees it; `str` is its name."""
+
+    @property
+    def rounds(self) -> int: ...
+
+
 class Listener:
     """Is told of every run and round. This one does nothing."""
 
-    def begin(self, entry: Entry) -> None: ...
+    def begin(self, entry: Named) -> None: ...
 
-    def round(self, entry: Entry, record: Record) -> None: ...
+    def round(self, entry: Named, record: Record) -> None: ...
 
-    def end(self, entry: Entry, line: Line, new: bool) -> None: ...
+    def end(self, entry: Named, line: Line, new: bool) -> None: ...
 
 
 @dataclass
@@ -61,6 +69,7 @@ class Runner:
         self.device = find(self.device)
         self.store = Store(self.out / RESULTS)
         self._data: dict[str, Data] = {}
+        self._federation: dict[str, Federation] = {}
 
     @property
     def all_engine(self) -> dict[str, Any]:
@@ -99,7 +108,7 @@ class Runner:
     def _train(self, entry: Entry, place: Path) -> tuple[Run[Any] | None, str | None]:
         """The finished run, or why there is none."""
         experiment = parse(entry.config | {"train": entry.config["train"] | {"device": self.device}})
-        setup = build(experiment, self._loaded(entry))
+        setup = build(experiment, self.loaded(entry.config["data"]))
         (algorithm,) = setup.algorithms.values()
         try:
             link = Simulator(algorithm, setup.federation, device=self.device, **self.engine)
@@ -125,12 +134,19 @@ class Runner:
             raise Stopped
         return run, None
 
-    def _loaded(self, entry: Entry) -> Data:
-        table = entry.config["data"]
+    def loaded(self, table: dict[str, Any]) -> Data:
+        """The data of a table [data]; those of the last one are kept."""
         name = json.dumps(table, sort_keys=True)
         if name not in self._data:
             self._data = {name: load_data(table)}  # one at a time: the next experiment may use another
         return self._data[name]
+
+    def federation(self, data: dict[str, Any], partition: dict[str, Any]) -> Federation:
+        """The clients of two tables; those of the last ones are kept."""
+        name = json.dumps([data, partition], sort_keys=True)
+        if name not in self._federation:
+            self._federation = {name: deal(partition, self.loaded(data))}
+        return self._federation[name]
 
     def _line(self, entry: Entry, run: Run[Any] | None, failed: str | None) -> Line:
         from fedge import __version__

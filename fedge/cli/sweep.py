@@ -1,0 +1,167 @@
+"""Sweeps on the command line: `fedge run` of a file with lists of values, and `fedge sweep show`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
+from fedge.cli.interrupt import Interrupt
+from fedge.cli.listener import Say
+from fedge.cli.progress import Display
+from fedge.cli.text import examples, say, to_json
+from fedge.experiment import Plan
+from fedge.experiment.planning import load_sweep
+from fedge.report import ReportError, default_target, grouped, read_all, tidy
+from fedge.report.summary import columns, summary_rows
+from fedge.runs.experiments import EXPERIMENT_FILE, is_run
+from fedge.sweep import Runner, Stopped
+from fedge.sweep.kept import Kept, State, begin, check_first, kept_runs, missing, state
+from fedge.sweep.processes import LostWorker, Unit
+from fedge.sweep.runner import locked
+from fedge.sweep.store import Line
+from fedge.sweep.whole import work
+
+NOTHING = "–"
+SHOWN = ("final test", "best test", "MB in total", "rounds to", "MB to")  # beginnings of the titles
+sweep_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Many runs of one experiment file: what is done, and the results.",
+)
+
+
+def run_sweep(job: Plan, console: Console, jobs: int, tools: Sequence[str] = ()) -> int:
+    """All runs that are not done, several at a time, followed by these tools; returns the exit code."""
+    runs = kept_runs(job.sweep, tools)
+    with locked(job.folder):
+        runner = Runner(job.folder)
+        check_first(runner, job.sweep)
+        begin(job.folder, job.sweep)
+        wanted = missing(job.folder, runs)
+        done = len(runs) - len(wanted)
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        say(console, f"{job.sweep.name} in {job.folder}: {count}{f', {done} done before' if done else ''}")
+        return _work(runner, wanted, min(jobs, len(wanted)), console, _again(job.folder, jobs, tools))
+
+
+def _again(folder: Path, jobs: int, tools: Sequence[str]) -> str:
+    more = [*(["--jobs", str(jobs)] if jobs > 1 else []), *(f"--track={tool}" for tool in tools)]
+    return shlex.join(["fedge", "run", "--resume", "--out", str(folder), *more])
+
+
+def _work(runner: Runner, wanted: Sequence[Kept], jobs: int, console: Console, again: str) -> int:
+    failed = 0
+
+    def done(run: Unit, line: Line | None) -> None:
+        nonlocal failed
+        failed += bool(line and line["failed"])
+        said.done(run, line)
+
+    with Interrupt(Display().stopping) as interrupt, console.status("starting") as status:
+        runner.listener = said = Say(console, status)
+        said.several(len(wanted), jobs)
+        runner.stop = interrupt.wanted
+        try:
+            work(runner, wanted, jobs, done)
+        except (Stopped, KeyboardInterrupt):
+            typer.echo(f"Stopped. Go on with:\n  {again}", err=True)
+            return INTERRUPTED
+        except (LostWorker, MemoryError) as error:
+            fail(f"{error}; go on with: {again}", FAILED)
+            return FAILED
+    return FAILED if failed else 0
+
+
+def sweep_result(job: Plan, console: Console) -> dict[str, Any]:
+    """Print the table; the same as an object for programs."""
+    runs = kept_runs(job.sweep)
+    states = {run.title: state(job.folder, run) for run in runs}
+    goal = _print_table(job.folder, runs, job.sweep.first.target, console)
+    for line in _failures(states):
+        fail(line, FAILED)
+    folders = [job.folder / run.folder for run in runs if is_run(job.folder / run.folder)]
+    found = tidy(folders, goal) if folders else []
+    return {"name": job.sweep.name, "folder": str(job.folder), "target": goal, "runs": found}
+
+
+def _failures(states: dict[str, State]) -> Iterator[str]:
+    return (f"{title} failed: {one.why}" for title, one in states.items() if one.word == "failed")
+
+
+def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, console: Console) -> float | None:
+    """Means and spreads over seeds, of all runs that have a round; returns the target."""
+    folders = [folder / run.folder for run in runs if is_run(folder / run.folder)]
+    read = [run for run in read_all(folders) if run.rounds] if folders else []
+    if not read:
+        return target
+    goal = default_target(read) if target is None else target
+    groups = grouped(read)
+    head, rows = summary_rows(groups, [one for one in columns(goal) if one.title.startswith(SHOWN)])
+    kept = [at for at, title in enumerate(head) if title != "rounds" or not all(run.finished for run in read)]
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for at in kept:
+        title = head[at].replace(" test accuracy (%)", "\nacc %").replace(" to ", "\nto ").replace(" in total", "")
+        words = head[at] in ("algorithm", "rounds")
+        shown.add_column(title, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for row in rows:
+        cells = [NOTHING if one is None else escape(one) for one in row]
+        shown.add_row(*(cells[at].replace(" ± ", "±") if at else cells[at] for at in kept))
+    console.print()
+    console.print(shown)
+    if any(group.seeds > 1 for group in groups):
+        say(console, "mean ± standard deviation over the runs of a row, which differ in their seeds")
+    console.print()
+    return goal
+
+
+@sweep_app.command("show", epilog=examples("fedge sweep show runs/steps"))
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    json: Annotated[bool, typer.Option("--json", help="Print the runs as one JSON object.")] = False,
+) -> None:
+    """List the runs of a sweep, which are done and which failed, and the results so far.
+
+    DIR is the folder that `fedge run` made, such as runs/steps. Nothing is changed; runs may be going on.
+    """
+    console = Console(stderr=json)
+    with one_line():
+        stored = folder / EXPERIMENT_FILE
+        if not stored.is_file():
+            raise ReportError(f"{folder} holds no {EXPERIMENT_FILE}: name a folder that `fedge run` made")
+        sweep = load_sweep(stored)
+        runs = kept_runs(sweep)
+        states = [state(folder, run) for run in runs]
+        if json:
+            found = [
+                {
+                    "run": run.title,
+                    "folder": str(folder / run.folder),
+                    "state": one.word,
+                    "rounds": one.rounds,
+                    "failed": one.why or None,
+                }
+                for run, one in zip(runs, states, strict=True)
+            ]
+            typer.echo(to_json({"name": sweep.name, "runs": found}))
+            return
+        for run, one in zip(runs, states, strict=True):
+            say(console, _line(run, one))
+        words = [one.word for one in states]
+        counts = [f"{words.count(word)} {word}" for word in ("done", "failed", "begun", "to do") if word in words]
+        say(console, f"{len(runs)} runs: {', '.join(counts)}")
+        _print_table(folder, runs, sweep.first.target, console)
+
+
+def _line(run: Kept, now: State) -> str:
+    far = f"round {now.rounds} of {run.rounds}"
+    after = {"done": "", "to do": "", "begun": f", {far}", "failed": f", {far}: {now.why}"}[now.word]
+    return f"{now.word:6} {run.title}{after}"

@@ -1,0 +1,116 @@
+"""What a user adds to a run: how often it is looked at, further metrics, and when it is enough.
+
+A metric is a function of scores [N, ...] and labels [N, ...]; an end is a function of the records so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedge.checks import at_least_one, choice, non_negative, positive
+
+Record = dict[str, Any]
+Metric = Callable[[Tensor, Tensor], Any]  # (scores, labels) -> a number
+Until = Callable[[Sequence[Record]], "str | bool"]  # records -> why it is enough; empty or False: go on
+TAKEN = ("loss", "accuracy", "class_accuracy")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Enough when a metric is at least so good, such as Reached(0.9)."""
+
+    value: float
+    metric: str = "test_accuracy"
+    best: Literal["largest", "smallest"] = "largest"
+
+    def __post_init__(self) -> None:
+        choice("best", self.best, ("largest", "smallest"))
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        last = history[-1].get(self.metric) if history else None
+        if last is None or (last < self.value if self.best == "largest" else last > self.value):
+            return ""
+        return f"{self.metric} is {last:.4g} after round {history[-1]['round']}, {self.value:g} was wanted"
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Enough when a metric has not improved by more than `least` in the last `patience` evaluated rounds."""
+
+    patience: int = 10
+    metric: str = "test_accuracy"
+    best: Literal["largest", "smallest"] = "largest"
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least_one("patience", self.patience)
+        non_negative("least", self.least)
+        choice("best", self.best, ("largest", "smallest"))
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        seen = [(one["round"], one[self.metric]) for one in history if one.get(self.metric) is not None]
+        sign = 1 if self.best == "largest" else -1
+        top, at = -float("inf"), 0
+        for position, (_, value) in enumerate(seen):
+            if sign * value > top + self.least or position == 0:
+                top, at = sign * value, position
+        if len(seen) - 1 - at < self.patience:
+            return ""
+        return f"{self.metric} has not improved since round {seen[at][0]}"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Enough when so many megabytes (1e6 bytes, both ways, without the setup) were sent."""
+
+    megabytes: float
+
+    def __post_init__(self) -> None:
+        positive("megabytes", self.megabytes)
+
+    def __call__(self, history: Sequence[Record]) -> str:
+        spent = sum(one["up_bytes"] + one["down_bytes"] for one in history) / 1e6
+        return f"{spent:.4g} MB were sent, {self.megabytes:g} were allowed" if spent >= self.megabytes else ""
+
+
+@dataclass(frozen=True)
+class Observe:
+    """How often a run is evaluated and saved, on what, and when it is enough.
+
+    `metrics` are computed beside loss and accuracy: {"f1": f1} is `test_f1` in the records, and `train_f1` with
+    `evaluate_train`. `until` is asked after every evaluated round and ends the run when it says why: Reached, Plateau,
+    Spent, or a function of the records so far. It should depend on them alone, so that a resumed run ends the same.
+    """
+
+    evaluate_every: int = 1
+    evaluate_train: bool = False
+    checkpoint_every: int = 10
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    until: Until | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("evaluate_every", "checkpoint_every"):
+            at_least_one(name, getattr(self, name))
+        for name, metric in self.metrics.items():
+            if not callable(metric):
+                raise ValueError(f"metric {name!r} is {metric!r}, it must be a function of scores and labels")
+            if name in TAKEN:
+                raise ValueError(f"metric {name!r} is computed anyhow: choose another name than {', '.join(TAKEN)}")
+        if self.until is not None and not callable(self.until):
+            raise ValueError(f"until is {self.until!r}, it must be a function of the records, such as Plateau(10)")
+
+    def settings(self) -> dict[str, Any]:
+        """As plain values, for the files of a run."""
+        often = {name: getattr(self, name) for name in ("evaluate_every", "evaluate_train", "checkpoint_every")}
+        named = {"metrics": list(self.metrics)} if self.metrics else {}
+        return often | named | ({} if self.until is None else {"until": _plain(self.until)})
+
+
+def _plain(until: Until) -> Any:
+    if is_dataclass(until) and not isinstance(until, type):
+        return {"name": type(until).__name__.lower(), **{one.name: getattr(until, one.name) for one in fields(until)}}
+    return getattr(until, "__name__", type(until).__name__)

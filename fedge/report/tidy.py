@@ -1,0 +1,96 @@
+"""Results as a table that other tools take: one flat dict per run, or per round, all with the same keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fedge.report.errors import ReportError
+from fedge.report.labels import flatten, varying
+from fedge.report.read import RunFolder, read_all
+from fedge.report.series import best_accuracy, check_target, elapsed, last, megabytes, to_target
+from fedge.runs.experiments import run_folders
+
+ALWAYS = ("algorithm.name", "train.seed")
+ROUND = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "up_bytes", "down_bytes", "seconds")
+Row = dict[str, Any]
+
+
+def results(
+    *folders: Path | str, target: float | None = None, per: Literal["run", "round"] = "run"
+) -> list[dict[str, Any]]:
+    """The runs in these folders as one tidy table: a list of flat dicts with the same keys.
+
+    >>> import pandas  # doctest: +SKIP
+    >>> frame = pandas.DataFrame(fedge.results("runs/steps"))  # doctest: +SKIP
+    >>> frame.groupby("algorithm.lr")["final_accuracy"].agg(["mean", "std"])  # doctest: +SKIP
+
+    A folder is a run's, or holds runs. Columns: `folder`, `label`, `state` (done, failed, unfinished), every field of
+    the configuration in which the runs differ (`algorithm.lr`, `train.seed`), and what came of them; with a `target`
+    accuracy also `rounds_to_target` and `megabytes_to_target` (None: not reached). `per="round"` has a row per round
+    instead, with accuracy, loss, bytes and seconds of that round and `megabytes` up to it.
+    """
+    if per not in ("run", "round"):
+        raise ReportError(f"per is {per!r}, it must be 'run' or 'round'")
+    if target is not None:
+        check_target(target)
+    found: list[Path] = []
+    for folder in folders:
+        inside = run_folders(Path(folder))
+        if not inside:
+            raise ReportError(f"{folder} holds no run: name a folder that `fedge run` or `fedge.train` wrote")
+        found += inside
+    return tidy(found, target) if per == "run" else rounds(found)
+
+
+def tidy(folders: Sequence[Path], target: float | None) -> list[Row]:
+    """One row per run."""
+    runs = read_all(folders)
+    return [about | _outcome(run, target) for run, about in zip(runs, _about(runs), strict=True)]
+
+
+def rounds(folders: Sequence[Path]) -> list[Row]:
+    """One row per round of every run."""
+    runs = read_all(folders)
+    return [
+        about | {"round": record.get("round")} | {key: record.get(key) for key in ROUND} | {"megabytes": spent}
+        for run, about in zip(runs, _about(runs), strict=True)
+        for record, spent in zip(run.rounds, elapsed(run, "MB"), strict=True)
+    ]
+
+
+def _about(runs: Sequence[RunFolder]) -> list[Row]:
+    """What a run is: its folder, label, state, and the fields in which it may differ from others."""
+    flat = [flatten(run.config) for run in runs]
+    keys = [key for key in varying(flat) if key not in ("name", "algorithm.label")]
+    keys += [key for key in ALWAYS if key not in keys and any(key in one for one in flat)]
+    return [
+        {"folder": str(run.path), "label": run.label, "state": _state(run)}
+        | {key: one.get(key) for key in sorted(keys)}
+        for run, one in zip(runs, flat, strict=True)
+    ]
+
+
+def _state(run: RunFolder) -> str:
+    return "done" if run.finished else "failed" if run.failed else "unfinished"
+
+
+def _outcome(run: RunFolder, target: float | None) -> Row:
+    spent = elapsed(run, "seconds")
+    row: Row = {
+        "failed": run.failed,
+        "rounds": len(run.rounds),
+        "final_accuracy": run.summary.get("final_accuracy", last(run, "test_accuracy")),
+        "best_accuracy": best_accuracy(run),
+        "final_loss": run.summary.get("final_loss", last(run, "test_loss")),
+        "final_train_accuracy": run.summary.get("final_train_accuracy", last(run, "train_accuracy")),
+        "megabytes_up": megabytes(run, "up"),
+        "megabytes_down": megabytes(run, "down"),
+        "seconds": spent[-1] if spent else 0.0,
+    }
+    if target is not None:
+        reached = to_target(run, target)
+        row["rounds_to_target"] = None if reached is None else reached.round
+        row["megabytes_to_target"] = None if reached is None else reached.megabytes
+    return row

@@ -1,0 +1,167 @@
+"""Runs of an experiment file that sweeps: each keeps its folder, and the folders alone say what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
+
+from fedge import toml
+from fedge.engine import TooFewReplies
+from fedge.engine.hardware.budget import is_out_of_memory
+from fedge.experiment.comparison import train_one, write_file
+from fedge.experiment.errors import ExperimentError
+from fedge.experiment.fields import Table
+from fedge.experiment.labels import place
+from fedge.experiment.parsing import parse
+from fedge.experiment.setup import build, check_train, make_algorithm, make_model
+from fedge.experiment.sweeps import Sweep
+from fedge.experiment.training import engine_of
+from fedge.report import open_tracker
+from fedge.runs.experiments import (
+    EXPERIMENT_FILE,
+    failure,
+    forget_failure,
+    is_finished,
+    note_failure,
+    records,
+)
+from fedge.runs.folder import RunFolderError
+from fedge.runs.run import Record
+from fedge.sweep.runner import Runner, Stopped, figures, release
+from fedge.sweep.store import Line
+
+EXPECTED = (ExperimentError, RunFolderError, TooFewReplies)  # errors whose words are enough
+
+
+class Kept(NamedTuple):
+    """One run whose folder stays: everything that a process needs to train it."""
+
+    title: str
+    config: Table
+    folder: str
+    tools: tuple[str, ...] = ()  # that follow it, such as "mlflow"
+
+    @property
+    def rounds(self) -> int:
+        return int(self.config["train"]["rounds"])
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class State(NamedTuple):
+    """How far a run is."""
+
+    word: str  # done, failed, begun, to do
+    rounds: int
+    why: str = ""  # it failed
+
+
+def kept_runs(sweep: Sweep, tools: Sequence[str] = ()) -> list[Kept]:
+    """All runs of a sweep."""
+    return [Kept(run.title, run.config, run.folder, tuple(tools)) for run in sweep.runs()]
+
+
+def state(out: Path, run: Kept) -> State:
+    """Read from the folder."""
+    folder = out / run.folder
+    count = len(records(folder))
+    if is_finished(folder, run.rounds, bool(run.config["train"].get("until"))):
+        return State("done", count)
+    if why := failure(folder):
+        return State("failed", count, why)
+    return State("begun" if count else "to do", count)
+
+
+def begin(out: Path, sweep: Sweep) -> None:
+    """Write the sweep into its folder, so that the folder alone is enough to go on."""
+    write_file(out / EXPERIMENT_FILE, toml.dump(sweep.table()))
+
+
+def check_first(runner: Runner, sweep: Sweep) -> None:
+    """What is wrong with the data, the model or any algorithm of the first experiment, said before anything starts."""
+    first = sweep.first
+    federation = runner.federation(first.data, first.partition)
+    check_train(first.train, federation)
+    made: dict[int, nn.Module] = {}
+
+    def model(outputs: int) -> nn.Module:
+        if outputs not in made:
+            made[outputs] = make_model(first.model, federation.data, outputs)
+        return made[outputs]
+
+    for number, table in enumerate(first.algorithm, 1):
+        make_algorithm(table, place(number, table), federation, model)
+
+
+def run_all(runner: Runner, runs: Iterable[Kept], done: Callable[[Kept, Line], None]) -> None:
+    """One after another in this process."""
+    for run in runs:
+        if runner.stop():
+            raise Stopped
+        done(run, run_kept(runner, run, alone=True))
+
+
+def run_kept(runner: Runner, run: Kept, alone: bool = False) -> Line:
+    """Train a run, or go on with it; what goes wrong is left in its folder and returned, so that others go on.
+
+    A lack of memory is an error unless the run is `alone`: later there may be room.
+    """
+    if runner.stop():
+        raise Stopped
+    folder = runner.out / run.folder
+    forget_failure(folder)
+    try:
+        return _train(runner, run, folder)
+    except Stopped:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error) and not alone:
+            raise
+        return _failed(run, folder, error)
+    finally:
+        release()
+
+
+def _train(runner: Runner, run: Kept, folder: Path) -> Line:
+    experiment = parse(run.config)
+    (label,) = experiment.labels
+    setup = build(experiment, federation=runner.federation(experiment.data, experiment.partition))
+    begun = folder.is_dir()
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_tracker(tool, folder, run.title, run.config)) for tool in run.tools]
+
+        def on_round(record: Record) -> None:
+            runner.listener.round(run, record)
+            for tracker in opened:
+                tracker.log(record)
+
+        trained = train_one(
+            experiment,
+            label,
+            setup,
+            folder,
+            resume=begun,
+            on_round=on_round,
+            stop=runner.stop,
+            link=engine_of(setup.train).link(setup.algorithms[label], setup.federation),
+        )
+    if trained.stopped:
+        raise Stopped
+    return {"label": run.title, "rounds": trained.rounds, "failed": None} | figures(trained)
+
+
+def _failed(run: Kept, folder: Path, error: Exception) -> Line:
+    words = " ".join(str(error).split())
+    why = words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
+    note_failure(folder, why)
+    return {"label": run.title, "rounds": len(records(folder)), "failed": why}
+
+
+def missing(out: Path, runs: Sequence[Kept]) -> list[Kept]:
+    """Those that are not done: also those that failed, which may go better now."""
+    return [run for run in runs if state(out, run).word != "done"]
