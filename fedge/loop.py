@@ -83,6 +83,7 @@ def train(
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
         link = _engine(engine, device).link(algorithm, federation)
+    draw = link.choosing(federation.clients, cohort or federation.clients) or draw
     preflight.check_link(algorithm, link)
     if sampling == "poisson":
         link = Nobody(link)

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "federation": {"data"},
     "engine": {*BASE, "federation"},
     "algorithms": {*BASE, "codecs", "combine"} - {"ledger"},
+    "edge": {*BASE, "federation", "engine"},
     "evaluate": {*BASE, "data", "engine"},
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
@@ -47,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         "federation",
         "engine",
         "algorithms",
+        "edge",
         "loop",
         "runs",
         "toml",
@@ -57,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         *BASE,
         "data",
+        "edge",
         "sweep",
         "federation",
         "engine",

@@ -10,6 +10,7 @@ from fedge import partition
 from fedge.algorithms import ALGORITHMS
 from fedge.checks import choice
 from fedge.data import load
+from fedge.edge.settings import Edge
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Field, Required, Table, fields_of, resolve
 from fedge.experiment.training import Training
@@ -68,7 +69,8 @@ PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
 MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
 TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
 ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
-PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "algorithm": ALGORITHM}
+EDGE = Part({"edge": Edge})
+PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "edge": EDGE, "algorithm": ALGORITHM}
 
 
 def wraps(algorithm: Callable[..., Any]) -> bool:

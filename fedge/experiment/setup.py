@@ -13,6 +13,7 @@ from torch import nn
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
+from fedge.edge.settings import Edge
 from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
 from fedge.experiment.fields import Table, fields_of
@@ -31,6 +32,7 @@ class Setup:
     federation: Federation
     algorithms: Mapping[str, Algorithm[Any]]  # by label
     train: Table  # `train`'s own arguments, the device found
+    edge: Edge | None = None
 
 
 def build(experiment: Experiment, data: Data | None = None) -> Setup:
@@ -39,7 +41,19 @@ def build(experiment: Experiment, data: Data | None = None) -> Setup:
     data = load_data(experiment.data) if data is None else data
     federation = deal(experiment.partition, data)
     _check_train(experiment.train, federation)
-    return Setup(federation, build_algorithms(experiment, federation), experiment.train | {"device": device})
+    algorithms = build_algorithms(experiment, federation)
+    return Setup(federation, algorithms, experiment.train | {"device": device}, edge_of(experiment.edge, federation))
+
+
+def edge_of(table: Table | None, federation: Federation) -> Edge | None:
+    """The devices of an experiment, if it has any; a file of devices is read here."""
+    if table is None:
+        return None
+    hints = fields_of(Edge)
+    with at("edge"):
+        edge = Edge(**{key: made(value, hints[key].hint) for key, value in table.items()})
+        edge.fleet(federation.clients)
+    return edge
 
 
 def load_data(table: Table) -> Data:

@@ -68,6 +68,14 @@ class BaseLink(ABC):
         """`stop` as all processes behind this link see it."""
         return stop or (lambda: False)
 
+    def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
+        """How cohorts of a size are chosen, as a function of the address alone; None: evenly."""
+        return None
+
+    def about(self) -> dict[str, Any]:
+        """What the link knows of the clients, for the run folder."""
+        return {}
+
     def working(self) -> AbstractContextManager[None]:
         """Within it rounds are done."""
         return self.runtime.working()
@@ -123,6 +131,12 @@ class Around(BaseLink):
 
     def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
         return self.inner.stopping(stop)
+
+    def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
+        return self.inner.choosing(clients, size)
+
+    def about(self) -> dict[str, Any]:
+        return self.inner.about()
 
     def working(self) -> AbstractContextManager[None]:
         return self.inner.working()
