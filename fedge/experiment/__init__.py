@@ -9,7 +9,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment, parse
 from fedge.experiment.planning import Plan, load, load_federation, plan
-from fedge.experiment.setup import Setup, build
+from fedge.experiment.setup import Setup, build, edge_of
 from fedge.runs.experiments import EXPERIMENT_FILE, run_folders, slug
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Watch",
     "build",
     "compare",
+    "edge_of",
     "load",
     "load_federation",
     "parse",

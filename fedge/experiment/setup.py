@@ -42,18 +42,25 @@ def build(experiment: Experiment, data: Data | None = None) -> Setup:
     federation = deal(experiment.partition, data)
     _check_train(experiment.train, federation)
     algorithms = build_algorithms(experiment, federation)
-    return Setup(federation, algorithms, experiment.train | {"device": device}, edge_of(experiment.edge, federation))
+    return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
 
 
-def edge_of(table: Table | None, federation: Federation) -> Edge | None:
-    """The devices of an experiment, if it has any; a file of devices is read here."""
+def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
+    """The devices, if there are any; a file of devices is read here."""
+    edge = edge_of(experiment.edge)
+    with at("edge"):
+        if edge is not None:
+            edge.fleet(federation.clients)
+    return edge
+
+
+def edge_of(table: Table | None) -> Edge | None:
+    """The table [edge] as what it stands for."""
     if table is None:
         return None
     hints = fields_of(Edge)
     with at("edge"):
-        edge = Edge(**{key: made(value, hints[key].hint) for key, value in table.items()})
-        edge.fleet(federation.clients)
-    return edge
+        return Edge(**{key: made(value, hints[key].hint) for key, value in table.items()})
 
 
 def load_data(table: Table) -> Data:

@@ -4,7 +4,7 @@ from fedge.report.errors import MissingExtra, ReportError
 from fedge.report.read import RunFolder, read, read_all
 from fedge.report.series import curve, default_target, to_target
 from fedge.report.tensorboard import TensorBoard
-from fedge.report.write import headline, partition_figure, write_report
+from fedge.report.write import devices_figure, headline, partition_figure, write_report
 
 __all__ = [
     "MissingExtra",
@@ -13,6 +13,7 @@ __all__ = [
     "TensorBoard",
     "curve",
     "default_target",
+    "devices_figure",
     "headline",
     "partition_figure",
     "read",

@@ -1,4 +1,4 @@
-"""Curves of all runs in one picture: accuracy or loss against rounds, megabytes or seconds."""
+"""Curves of all runs in one picture: accuracy or loss against rounds, megabytes, seconds or joules."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ X_LABEL: dict[Against, str] = {
     "rounds": "round",
     "MB": "communication, up and down (MB)",
     "seconds": "training time (s)",
+    "virtual_seconds": "time on the devices (s)",
+    "joules": "energy of all devices (J)",
 }
 Y_LABEL: dict[Measure, str] = {"accuracy": "accuracy (%)", "loss": "loss"}
 

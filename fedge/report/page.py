@@ -14,13 +14,17 @@ from fedge.report.figures import Picture, Section
 from fedge.report.read import RunFolder
 from fedge.report.series import curve
 from fedge.report.svg import inline
-from fedge.report.tables import MOST_DROPS, dropouts_table, summary_table, table
+from fedge.report.tables import MOST_DROPS, device_table, dropouts_table, summary_table, table
 
 TEMPLATE = Path(__file__).with_name("template.html")
 BYTES = (
     "Bytes are payload: the raw size of every tensor that is sent or uploaded, an upload's weight "
     "and the setup before the first round included; down counts one copy for each client "
     "(unicast), and 1 MB is 1,000,000 bytes."
+)
+DEVICES = (
+    "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. "
+    "Accuracy by kind of device is that of every class, weighted by what clients of the kind hold."
 )
 Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each
 
@@ -41,6 +45,8 @@ def _sections(runs: Sequence[RunFolder], drawn: Drawn, target: float | None) -> 
     yield _section("Accuracy, loss and what they cost", *_curves(runs, drawn))
     if by_class := _figures(drawn, "classes"):
         yield _section("By class", by_class)
+    if on_devices := _figures(drawn, "devices"):
+        yield _section("On the devices", *filter(None, (device_table(runs), on_devices)), _note(DEVICES))
     yield _section("Federation", _federation(runs, drawn))
     if drops := _figures(drawn, "dropouts"):
         yield _section("Drop-outs", drops, *_dropouts(runs))

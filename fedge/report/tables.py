@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from typing import Literal
 
 from fedge.report.dropouts import dropped
 from fedge.report.read import RunFolder
@@ -14,6 +15,7 @@ from fedge.report.series import (
     is_number,
     last,
     megabytes,
+    recorded,
     to_target,
 )
 
@@ -60,6 +62,8 @@ def _columns(target: float | None) -> list[Column]:
         ("MB down", lambda run: number(megabytes(run, "down"))),
         ("MB in total", lambda run: number(megabytes(run, "up") + megabytes(run, "down"))),
         ("seconds", lambda run: seconds((elapsed(run, "seconds") or [0.0])[-1])),
+        ("seconds on the devices", lambda run: _spent(run, "virtual_seconds")),
+        ("joules", lambda run: _spent(run, "joules")),
     ]
     return columns if target is None else columns + _target_columns(target)
 
@@ -67,14 +71,37 @@ def _columns(target: float | None) -> list[Column]:
 def _target_columns(target: float) -> list[Column]:
     def taken(run: RunFolder, at: int, text: Callable[[float], str] = number) -> Cell:
         found = to_target(run, target)
-        return None if found is None else text(found[at])
+        value = None if found is None else found[at]
+        return None if value is None else text(value)
 
     goal = f"to {100 * target:.4g}\u00a0%"
     return [
         (f"rounds {goal}", lambda run: taken(run, 0)),
         (f"MB {goal}", lambda run: taken(run, 1)),
         (f"seconds {goal}", lambda run: taken(run, 2, seconds)),
+        (f"seconds on the devices {goal}", lambda run: taken(run, 3)),
+        (f"joules {goal}", lambda run: taken(run, 4)),
     ]
+
+
+def _spent(run: RunFolder, what: Literal["virtual_seconds", "joules"]) -> Cell:
+    return number(elapsed(run, what)[-1]) if run.rounds and recorded(run, what) else None
+
+
+def device_table(runs: Sequence[RunFolder]) -> str:
+    """Test accuracy by kind of device, at the last evaluated round; nothing if all devices are alike."""
+    found = []
+    for run in runs:
+        devices, accuracy = run.clients.get("devices"), last(run, "test_class_accuracy")
+        if not devices or not accuracy:
+            continue
+        for kind, count, labels in zip(devices["kinds"], devices["clients"], devices["labels"], strict=True):
+            known = [(n, a) for n, a in zip(labels, accuracy, strict=True) if a is not None]
+            total = sum(n for n, _ in known)
+            found.append(
+                [run.label, kind, str(count), percent(sum(n * a for n, a in known) / total) if total else None]
+            )
+    return table(["algorithm", "devices", "clients", "test accuracy (%)"], found, words=2) if found else ""
 
 
 def _rounds(run: RunFolder) -> str:
