@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "federation": {"data"},
     "engine": {*BASE, "federation"},
     "algorithms": {*BASE, "codecs", "combine"} - {"ledger"},
-    "edge": {*BASE, "federation", "engine"},
+    "edge": {*BASE, "federation", "engine", "algorithms"},
     "evaluate": {*BASE, "data", "engine"},
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},

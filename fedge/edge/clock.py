@@ -17,16 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import positive
-from fedge.core import Ask, At, Drop
+from fedge.core import Ask, At, Drop, Progress
 from fedge.edge.cohorts import Choice, by_choice
 from fedge.edge.devices import Devices, Fleet
 from fedge.edge.draws import Array, exponential, uniform
+from fedge.edge.events import Events
 from fedge.edge.fairness import by_kind
 from fedge.edge.phase import End, Phase, timeline
 from fedge.edge.policies import Policy, WaitForAll
 from fedge.edge.work import Work, Workload
 from fedge.engine.links.base_link import Around, BaseLink, Replies
+from fedge.engine.simulator import Simulator
 from fedge.engine.uploads.checks import TooFewReplies
 from fedge.federation import Federation
 from fedge.keys import AVAILABLE, LEAVING, fold
@@ -44,6 +47,7 @@ class Spent:
     late: list[int] = field(default_factory=list)
     short: int = 0  # devices that have less memory than their work needs
     phases: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)  # of asynchronous rounds
 
 
 class Clock(Around):
@@ -70,6 +74,7 @@ class Clock(Around):
         self.stay, self.choice = stay, choice
         self.load = Workload(inner.algorithm, federation)
         self.spent = Spent()
+        self.events: Events | None = None
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         self._turn(at)
@@ -174,6 +179,7 @@ class Clock(Around):
         spent = self.spent
         found = {"virtual_seconds": spent.seconds, "joules": spent.joules, "late": sorted(set(spent.late))}
         found |= {"short_of_memory": spent.short} if spent.short else {}
+        found |= spent.more
         return {**self.inner.notes(), **found, **({"timeline": spent.phases} if spent.phases else {})}
 
     def share(self, at: At, beta: float) -> None:
@@ -188,6 +194,28 @@ class Clock(Around):
         seconds = 8 * size / self.fleet.rates(at, ids, devices)[0]
         self.spent.seconds += float(seconds.max())
         self.spent.joules += float((devices.receive_watts * seconds).sum())
+
+    def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
+        if not isinstance(self.algorithm, Asynchronous):
+            return self.inner.advance(state, seed, round, size)
+        if self.events is None:
+            self.events = self._events(self.algorithm)
+        self.spent = Spent(round)
+        found, progress, row, spending = self.events.advance(state, seed, round, size)
+        self.ledger.add(row)
+        self.spent.seconds, self.spent.joules = spending.seconds, spending.joules
+        self.spent.more = {"server_steps": spending.steps, "staleness": spending.staleness}
+        return found, progress
+
+    def _events(self, algorithm: Asynchronous) -> Events:
+        link = self.inner
+        while isinstance(link, Around):
+            link = link.inner
+        if not isinstance(link, Simulator):
+            raise TypeError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
+        if type(self.policy) is not WaitForAll or self.choice is not None:
+            raise ValueError("asynchronous training waits for nobody: leave out policy and choose")
+        return Events(algorithm, link, self.load, self.fleet, self.federation.clients, self.stay)
 
     def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
         if self.choice is None:

@@ -51,8 +51,8 @@ class Fleet(ABC):
     def devices(self, clients: Array) -> Devices:
         """What does not change from round to round."""
 
-    def rates(self, at: At, clients: Array, found: Devices) -> tuple[Array, Array]:
-        """Down and up, bit/s, when all of these clients take part in a phase."""
+    def rates(self, at: At, clients: Array, found: Devices, sharing: int | None = None) -> tuple[Array, Array]:
+        """Down and up, bit/s, when these clients (None), or so many, take part in a phase."""
         return found.down, found.up
 
 

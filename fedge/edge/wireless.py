@@ -74,11 +74,12 @@ class Cell(Fleet):
         numbers = (f * self.flops_per_cycle, down, up, compute, 0 * same, send, self.memory * same, 0 * same)
         return Devices(*numbers, self.availability * same, np.zeros(len(clients), np.int64))
 
-    def rates(self, at: At, clients: Array, found: Devices) -> tuple[Array, Array]:
+    def rates(self, at: At, clients: Array, found: Devices, sharing: int | None = None) -> tuple[Array, Array]:
+        many = len(clients) if sharing is None else sharing
         gain, key = self.gain(clients), fold(self.seed, FADING, at.seed, at.round, at.phase)
         sides = ((DOWN, self.station_dbm), (UP, self.power_dbm))
         h = [exponential(key, clients, side) if self.fading else 1.0 for side, _ in sides]
-        down, up = (self.shannon(gain * h[side], power, len(clients)) for side, power in sides)
+        down, up = (self.shannon(gain * h[side], power, many) for side, power in sides)
         return down, up
 
     def distance(self, clients: Array) -> Array:

@@ -387,15 +387,16 @@ class Simulator(BaseLink):
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             coarse = self.device.type == "cuda"
-            self._folds[kind] = Stacked(task, dims, self.compile, self._most(), coarse=coarse)
+            self._folds[kind] = Stacked(task, dims, self.compile, self.most, coarse=coarse)
         draws = None if draws is None else draws.to(self.device)
-        return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device), draws)
+        return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
 
-    def _most(self) -> int:
+    @property
+    def most(self) -> int:
         """Examples to gather at a time: what stays in a CPU's cache; on a GPU, a few launches for many steps."""
         return max(1, (1 << 21 if self.device.type == "cpu" else 1 << 28) // self.population.x[0].nbytes)
 
-    def _gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
+    def gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
         indices, mask, keys = (part.to(self.device, non_blocking=True) for part in (indices, mask, keys))
         flat = indices.reshape(-1)
         x = self.population.x.index_select(0, flat).unflatten(0, indices.shape)

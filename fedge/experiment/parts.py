@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedge import partition
-from fedge.algorithms import ALGORITHMS
+from fedge.algorithms import ALGORITHMS, ASYNCHRONOUS
 from fedge.checks import choice
 from fedge.data import load
 from fedge.edge.settings import Edge
@@ -68,7 +69,8 @@ DATA = Part({"load": load})
 PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
 MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
 TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
-ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
+CHOICES: Any = ChainMap[str, Any](ASYNCHRONOUS, ALGORITHMS)  # a view, in which the last come first: names may be added
+ALGORITHM = Part(CHOICES, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
 EDGE = Part({"edge": Edge})
 PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "edge": EDGE, "algorithm": ALGORITHM}
 
