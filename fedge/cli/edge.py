@@ -1,4 +1,4 @@
-"""`fedge edge show`."""
+"""`fedge edge show` and `fedge edge fit`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from fedge.cli.errors import one_line
 from fedge.cli.options import Experiment
 from fedge.cli.text import examples, to_json
 from fedge.edge import Devices, Fleet
+from fedge.edge.fit import Fitted, read
+from fedge.edge.fit import fit as fit_devices
 from fedge.edge.settings import Edge
 from fedge.edge.table import write
-from fedge.experiment import ExperimentError, edge_of, load
+from fedge.experiment import ExperimentError, edge_of, flops_of, load
 from fedge.report import devices_figure
+from fedge.runs.experiments import records
 
 BARS = " ▁▂▃▄▅▆▇█"
 MOST = 100_000  # devices that are looked at
@@ -63,6 +66,50 @@ def show(
         typer.echo(to_json(told))
         return
     _print(Console(), told, devices, out or csv)
+
+
+@edge_app.command(
+    epilog=examples("fedge edge fit runs/fleet/fedavg --out devices.csv", "fedge run --set edge.file=devices.csv")
+)
+def fit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one run on a real fleet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the devices go.")] = Path("devices.csv"),
+    json: Annotated[
+        bool, typer.Option("--json", help="Print measured and predicted rounds as one JSON object.")
+    ] = False,
+) -> None:
+    """Find the devices that reproduce the times of a real fleet.
+
+    The experiment is simulated once, to count what every client had to do.
+    """
+    with one_line():
+        found = fit_run(run)
+        write(out, found.devices, ("node",))
+    told = {"clients": found.clients, "measured": found.measured, "predicted": found.predicted, "error": found.error}
+    if json:
+        typer.echo(to_json(told))
+        return
+    console = Console()
+    rounds = len(found.measured)
+    mean = [sum(values) / rounds for values in (found.measured, found.predicted)]
+    console.print(
+        f"{len(found.clients)} devices from {rounds} rounds: {mean[0]:.2f} s per round measured, {mean[1]:.2f} s "
+        f"predicted, median error {100 * found.error:.0f} %",
+        soft_wrap=True,
+        highlight=False,
+    )
+    console.print(f"Written  {out}", soft_wrap=True, markup=False, highlight=False)
+
+
+def fit_run(folder: Path) -> Fitted:
+    """The devices of a run folder."""
+    if not (folder / "config.toml").is_file():
+        raise ExperimentError(f"{folder} holds no config.toml: name the folder of one run, such as runs/fleet/fedavg")
+    phases = read(records(folder))
+    if not phases:
+        raise ExperimentError(f"{folder} has no times of nodes: it must come from a real fleet (fedge deploy)")
+    experiment = load(folder / "config.toml", [f"train.rounds={max(one.at[0] for one in phases)}"])
+    return fit_devices(phases, flops_of(experiment))
 
 
 def statistics(fleet: Fleet, devices: Devices) -> dict[str, Any]:

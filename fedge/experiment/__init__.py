@@ -5,6 +5,7 @@ compare(experiment, "runs/digits")
 """
 
 from fedge.experiment.comparison import Outcome, Watch, compare
+from fedge.experiment.counting import flops_of
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment, parse
@@ -25,6 +26,7 @@ __all__ = [
     "build",
     "compare",
     "edge_of",
+    "flops_of",
     "load",
     "load_federation",
     "parse",

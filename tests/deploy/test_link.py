@@ -693,3 +693,17 @@ def test_a_greeting_is_booked_once_whoever_shares_it() -> None:
             down, up = down + row.wire_down, up + row.wire_up
     assert down == sum(map(wire_bytes, yard.sent))
     assert up == sum(map(wire_bytes, came))
+
+
+def test_the_record_has_the_times_of_every_node() -> None:
+    """What `fedge edge fit` reads."""
+    yard = Yard(client_app(ALGORITHM, load))
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=2, seed=0, link=link_to(yard, ALGORITHM))
+    for record in run.history:
+        assert [(one["round"], one["phase"]) for one in record["phases"]] == [
+            (record["round"], 0),
+            (record["round"], 1),
+        ]
+        for phase in record["phases"]:
+            assert sorted(row[0] for row in phase["clients"]) == record["cohort"]
+            assert all(0 < work <= phase["seconds"] and down + up > 0 for _, _, work, down, up in phase["clients"])
