@@ -61,10 +61,12 @@ def test_noise_is_averaged() -> None:
     assert 0 < found.error < 0.2
 
 
-def test_clients_without_times_are_left_out() -> None:
+def test_phases_in_which_a_node_was_lost_are_left_out() -> None:
     records = logged(FLOPS, [1e5], 1e-6)
     records[0]["phases"][0]["clients"][0][2] = 0.0
-    assert len(read(records)[0].clients) == len(read(logged(FLOPS, [1e5], 1e-6))[0].clients) - 1
+    records[0]["phases"][0]["seconds"] = 60.0  # until it was given up
+    assert len(read(records)) == len(records) - 1
+    assert fit(read(records), FLOPS).devices.flops == pytest.approx(SPEED)
     with pytest.raises(ValueError, match="no phase with times of nodes"):
         fit(read(records), {})
 

@@ -90,14 +90,13 @@ class Fitted(NamedTuple):
 
 
 def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
-    """The phases that a run's records have, without clients that gave no times."""
+    """The phases that a run's records have; one in which a node was lost took as long as that took to be seen."""
     found = []
     for record in records:
         for phase in record.get("phases") or []:
-            seen = [Seen(client, start, work, down + up) for client, start, work, down, up in phase["clients"]]
-            there = tuple(one for one in seen if one.work > 0)
-            if there:
-                found.append(Logged((phase["round"], phase["phase"]), phase["seconds"], there))
+            seen = tuple(Seen(client, start, work, down + up) for client, start, work, down, up in phase["clients"])
+            if seen and all(one.work > 0 for one in seen):
+                found.append(Logged((phase["round"], phase["phase"]), phase["seconds"], seen))
     return found
 
 
