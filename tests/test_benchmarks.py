@@ -192,7 +192,7 @@ def test_edge(smaller: Smaller, tmp_path: Path) -> None:
     smaller(edge_page, PROBLEMS={"digits": tiny}, PAGE=copied(edge_page.PAGE, tmp_path))
     smaller.run(edge.main, "digits")
     found = edge_measure.lines()
-    assert len(found) == 3 * len(edge_measure.EVERYWHERE) + len(edge_measure.UNEVEN)
+    assert len(found) == 3 * len(edge_measure.EVERYWHERE) + 2 * len(edge_measure.UNEVEN)
     assert all(line["virtual_seconds_to"] == line["virtual_seconds"] > 0 for line in found)
     smaller.run(edge.main, "digits")
     assert len(edge_measure.lines()) == len(found), "nothing is done twice"

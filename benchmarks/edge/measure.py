@@ -17,13 +17,15 @@ from fedge.edge import Clock, Profiles
 RESULTS = Path(__file__).parent / "results"
 CLIENTS, COHORT, LABELS = 100, 20, 2
 
-# Devices of a fleet differ by these factors (the middle 90 % of them). The last one is for the asynchronous table.
+# Devices of a fleet differ by these factors (the middle 90 % of them); the ten-fold ones are for asynchronous methods.
 FLEETS = {
     "Wi-Fi": Profiles("raspberry_pi", "wifi", spread=3.0),
     "LTE": Profiles("phone", "lte", spread=3.0),
     "LoRa": Profiles("microcontroller", "lora", spread=3.0),
     "LTE, ten-fold": Profiles("phone", "lte", spread=10.0),
+    "LoRa, ten-fold": Profiles("microcontroller", "lora", spread=10.0),
 }
+EVEN, TENFOLD = list(FLEETS)[:3], list(FLEETS)[3:]
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ class Entry:
 
 
 def entries(problem: str) -> list[Entry]:
-    pairs = [(fleet, method) for fleet in list(FLEETS)[:3] for method in EVERYWHERE]
-    pairs += [(list(FLEETS)[3], method) for method in UNEVEN]
+    pairs = [(fleet, method) for fleet in EVEN for method in EVERYWHERE]
+    pairs += [(fleet, method) for fleet in TENFOLD for method in UNEVEN]
     return [Entry(problem, *pair, seed) for seed in PROBLEMS[problem].seeds for pair in pairs]
 
 
