@@ -246,9 +246,9 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
     with pytest.raises(ValueError, match="alpha is 2, it must be above 0 and at most 1"):
         fedge.FedAsync(fedavg(), alpha=2)
     algorithm, where = ALGORITHMS["fedbuff"](), ragged(toy_data())
-    with pytest.raises(TypeError, match=r"FedBuff needs to know who answers when: put a fedge\.edge\.Clock"):
+    with pytest.raises(ValueError, match=r"FedBuff needs to know who answers when: put a fedge\.edge\.Clock"):
         fedge.train(algorithm, where, rounds=1)
-    with pytest.raises(TypeError, match="the link is a Loopback"):
+    with pytest.raises(ValueError, match="the link is a Loopback"):
         fedge.train(algorithm, where, rounds=1, link=Clock(Loopback(algorithm, where), where, FLEET))
     with pytest.raises(ValueError, match="waits for nobody: leave out policy"):
         run(algorithm, policy=Deadline(1.0))
@@ -256,7 +256,7 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
 
 def test_an_experiment_without_devices_says_so(tmp_path: Path) -> None:
     text = KILLED.split("[edge]")[0]
-    with pytest.raises((ExperimentError, TypeError), match="table \\[edge\\]"):
+    with pytest.raises(ExperimentError, match=r"fedbuff: FedBuff needs to know .* table \[edge\]"):
         compare(parse(tomllib.loads(text)), tmp_path / "a")
 
 

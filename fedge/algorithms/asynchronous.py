@@ -72,7 +72,7 @@ class Asynchronous(Wrapper[State]):
         return Algorithm.setup(self, state)
 
     def round(self, state: State) -> Flow[State]:
-        raise TypeError(
+        raise ValueError(
             f"{type(self).__name__} needs to know who answers when: put a fedge.edge.Clock around the link, or add a "
             "table [edge] to the experiment"
         )

@@ -92,6 +92,8 @@ class FlowerLink(MessageLink):
         self.ledger.rows[place] = replace(row, wire_down=(row.wire_down or 0) + down, wire_up=(row.wire_up or 0) + up)
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        if any(one.limits is not None for one in asks):
+            raise ValueError("an ask limits the steps of clients, but the nodes of a real fleet do whole tasks")
         if at.phase == 0:
             self._meet()
         place = len(self.ledger)

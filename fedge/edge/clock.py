@@ -212,7 +212,7 @@ class Clock(Around):
         while isinstance(link, Around):
             link = link.inner
         if not isinstance(link, Simulator):
-            raise TypeError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
+            raise ValueError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
         if type(self.policy) is not WaitForAll or self.choice is not None:
             raise ValueError("asynchronous training waits for nobody: leave out policy and choose")
         return Events(algorithm, link, self.load, self.fleet, self.federation.clients, self.stay)

@@ -20,6 +20,7 @@ import fedge
 from fedge.core import At
 from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, memory
 from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
+from fedge.edge import Clock, PartialWork, Profiles
 from fedge.engine import Loopback, TooFewReplies
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
@@ -707,3 +708,11 @@ def test_the_record_has_the_times_of_every_node() -> None:
         for phase in record["phases"]:
             assert sorted(row[0] for row in phase["clients"]) == record["cohort"]
             assert all(0 < work <= phase["seconds"] and down + up > 0 for _, _, work, down, up in phase["clients"])
+
+
+def test_nodes_do_whole_tasks() -> None:
+    """A clock with partial work belongs around a simulator."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = Clock(link_to(yard, ALGORITHM), FEDERATION, Profiles("phone"), PartialWork(1e-9))
+    with pytest.raises(ValueError, match="the nodes of a real fleet do whole tasks"):
+        fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
