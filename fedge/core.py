@@ -159,6 +159,7 @@ class Ask:
     cohort: Literal["same", "new"] = "same"
     rows: tuple[int, ...] | None = None  # which rows the leading axis of `send` stands for
     combine: Combine = Mean()
+    limits: Mapping[int, tuple[int, ...]] | None = None  # client -> steps of each task at most; others do all
 
     def __post_init__(self) -> None:
         if not isinstance(self.combine, Combine):

@@ -72,6 +72,7 @@ def train(
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
         link = _engine(engine, device).link(algorithm, federation)
+    draw = link.choosing(federation.clients, cohort or federation.clients) or draw
     preflight.check_link(algorithm, link)
     if sampling == "poisson":
         link = Nobody(link)
@@ -88,7 +89,8 @@ def train(
     leads = link.runtime.group.leads
     judge = Judge(federation.data, link.runtime, observe.evaluate_train, observe.metrics) if leads else None
     told = () if not leads or on_round is None else (on_round,) if callable(on_round) else tuple(on_round)
-    training = Training(algorithm, link, log, seed, draw, judge, observe.evaluate_every, told, observe.until)
+    size, every = cohort or federation.clients, observe.evaluate_every
+    training = Training(algorithm, link, log, seed, size, draw, judge, every, told, observe.until)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
         with link.working():
@@ -114,6 +116,7 @@ class Training(Generic[S]):
     link: BaseLink
     log: Log | None
     seed: int
+    size: int  # of a cohort
     draw: Draw
     judge: Judge | None
     evaluate_every: int
@@ -184,7 +187,7 @@ class Training(Generic[S]):
                 break
             before = len(run.ledger)
             try:
-                record = one_round(run, link, self.seed, number, self.draw)
+                record = one_round(run, link, self.seed, number, self.draw, self.size)
             except (Stop, TooFewReplies, RankError) as end:
                 del run.ledger.rows[before:]
                 run.stopped = True
@@ -252,6 +255,12 @@ class Interruptible(Around):
             raise Stop
         return self.inner.ask(at, asks, clients)
 
+    def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
+        found = self.inner.advance(state, seed, round, size)
+        if found is not None and self.stop():
+            raise Stop
+        return found
+
 
 def cohorts(clients: int, cohort: int | None, sampling: Sampling = "fixed", hidden: str | None = None) -> Draw:
     """The draw of a cohort as a function of the address alone, or of a hidden file as well."""
@@ -281,13 +290,16 @@ def check_finite(state: Any) -> None:
         )
 
 
-def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw) -> Record:
+def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw, size: int) -> Record:
     """Advance the run by one round and say what happened."""
     begin, before = time.perf_counter(), len(run.ledger)
     try:
-        state, progress = drive(run.algorithm.round(run.state), link, seed, number, draw)
+        found = link.advance(run.state, seed, number, size)
+        if found is None:
+            found = drive(run.algorithm.round(run.state), link, seed, number, draw)
     except NobodyDrawn:
-        state, progress = run.state, Progress()
+        found = run.state, Progress()
+    state, progress = found
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     check_finite(state)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 import benchmarks.algorithms.__main__ as algorithms
 import benchmarks.attacks.__main__ as attacks
+import benchmarks.edge.__main__ as edge
 import benchmarks.privacy.__main__ as privacy
 import benchmarks.theory.__main__ as theory
 import benchmarks.uploads.__main__ as uploads
@@ -25,6 +27,8 @@ from benchmarks import kill_and_resume, kill_reproduce, loop, million_clients, r
 from benchmarks.algorithms import measure as algorithms_measure
 from benchmarks.algorithms import page as algorithms_page
 from benchmarks.attacks import page as attacks_page
+from benchmarks.edge import measure as edge_measure
+from benchmarks.edge import page as edge_page
 from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
 from benchmarks.speed import page as speed_page
@@ -180,6 +184,26 @@ def test_the_page_of_attacks_says_what_was_stored() -> None:
     assert all(attacks_page.tables(problem) in text for problem in attacks_page.PROBLEMS)
     assert attacks_page.worst("digits") in text
     assert "not run" not in attacks_page.tables("digits")
+
+
+def test_edge(smaller: Smaller, tmp_path: Path) -> None:
+    tiny = replace(edge_measure.PROBLEMS["digits"], rounds=1, epochs=1, seeds=(0,), target=0.01)
+    smaller(edge_measure, PROBLEMS={"digits": tiny}, RESULTS=tmp_path)
+    smaller(edge_page, PROBLEMS={"digits": tiny}, PAGE=copied(edge_page.PAGE, tmp_path))
+    smaller.run(edge.main, "digits")
+    found = edge_measure.lines()
+    assert len(found) == 3 * len(edge_measure.EVERYWHERE) + 2 * len(edge_measure.UNEVEN)
+    assert all(line["virtual_seconds_to"] == line["virtual_seconds"] > 0 for line in found)
+    smaller.run(edge.main, "digits")
+    assert len(edge_measure.lines()) == len(found), "nothing is done twice"
+    assert "| asynchronous FedOVA, one by one |" in edge_page.PAGE.read_text()
+
+
+def test_the_page_of_the_edge_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.edge --page`."""
+    text = edge_page.PAGE.read_text()
+    assert edge_page.fleets() in text
+    assert edge_page.asynchronous() in text
 
 
 def test_speed(smaller: Smaller, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_order_of_a_clients_examples_in_memory_is_all_that_a_list_decides(na
 def test_padding_is_inert(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, federation = algorithms()[name], ragged(toy_data())
     clean = simulate(algorithm, federation)
-    gather, padded = Simulator._gather, 0
+    gather, padded = Simulator.gather, 0
 
     def poisoned(self, indices, mask, keys) -> Batch:
         nonlocal padded
@@ -109,7 +109,7 @@ def test_padding_is_inert(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             x=torch.where(mask.unsqueeze(-1), batch.x, noise), y=torch.where(mask, batch.y, (batch.y + 1) % 3)
         )
 
-    monkeypatch.setattr(Simulator, "_gather", poisoned)
+    monkeypatch.setattr(Simulator, "gather", poisoned)
     dirty = simulate(algorithm, federation)
     assert padded > 0
     assert close(clean.params, dirty.params) == 0

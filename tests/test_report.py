@@ -140,8 +140,8 @@ def test_megabytes_include_the_setup(tmp_path: Path) -> None:
 
 def test_the_target_is_reached_at_the_first_evaluated_round(tmp_path: Path) -> None:
     run = three_rounds(tmp_path / "run")
-    assert to_target(run, 0.5) == pytest.approx((1, 3.6, 2.0))
-    assert to_target(run, 0.6) == pytest.approx((3, 9.6, 6.0))
+    assert to_target(run, 0.5)[:3] == pytest.approx((1, 3.6, 2.0))
+    assert to_target(run, 0.6)[:3] == pytest.approx((3, 9.6, 6.0))
     assert to_target(run, 0.81) is None
 
 

@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {*BASE, "federation"},
     "algorithms": {*BASE, "codecs", "combine"} - {"ledger"},
     "hooks": {"checks"},
+    "edge": {*BASE, "federation", "engine", "algorithms"},
     "evaluate": {*BASE, "data", "engine", "hooks"},
     "toml": set(),
     "runs": {*BASE, "engine", "federation", "evaluate", "toml"},
@@ -48,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "federation",
         "engine",
         "algorithms",
+        "edge",
         "hooks",
         "loop",
         "runs",
@@ -59,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         *BASE,
         "data",
+        "edge",
         "sweep",
         "federation",
         "engine",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedge.algorithms.asynchronous import FedAsync, FedBuff
 from fedge.algorithms.averaged import Averaged
 from fedge.algorithms.compressed import Compressed
 from fedge.algorithms.data_sharing import DataSharing
@@ -42,9 +43,11 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "compressed": Compressed,
     "private": Private,
 }
+ASYNCHRONOUS: dict[str, type[Algorithm[Any]]] = {"fedbuff": FedBuff, "fedasync": FedAsync}  # these need a clock
 
 __all__ = [
     "ALGORITHMS",
+    "ASYNCHRONOUS",
     "DONE",
     "GIANT",
     "SCAFFOLD",
@@ -53,7 +56,9 @@ __all__ = [
     "Averaged",
     "Compressed",
     "DataSharing",
+    "FedAsync",
     "FedAvg",
+    "FedBuff",
     "FedCM",
     "FedDANE",
     "FedNova",

@@ -19,7 +19,7 @@ class FedProx(FedAvg):
         w_{t+1} = server step along  sum_k n_k (w_k - w_t) / sum_k n_k
 
     All other fields are those of FedAvg. The term is part of the gradient that is clipped and that the optimiser gets.
-    mu = 0 is FedAvg. The paper also lets slow clients stop early; here every client does its E epochs.
+    mu = 0 is FedAvg. The paper also lets slow clients stop early: `fedge.edge.PartialWork`.
 
     Bytes per round: those of FedAvg; d parameters of b bytes, cohort c: down c d b, up c (d b + 4).
     """

@@ -69,6 +69,7 @@ COMMANDS = [
     ),
     Later("data", "Get and check data sets.", "fedge.cli.data:data_app"),
     Later("partition", "Look at who holds which examples.", "fedge.cli.partition:partition_app"),
+    Later("edge", "Look at the devices of the clients.", "fedge.cli.edge:edge_app"),
     Later("deploy", "Run an experiment on a real fleet, over Flower.", "fedge.cli.deploy:deploy_app"),
 ]
 

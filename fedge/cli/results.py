@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from fedge.cli.text import megabytes, percent
+from fedge.cli.text import megabytes, percent, short
 from fedge.experiment import Outcome
 from fedge.report import default_target, read_all, to_target
 from fedge.runs.experiments import records
@@ -36,6 +36,8 @@ def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], 
         reached = None if goal is None or run is None else to_target(run, goal)
         row["rounds_to_target"] = None if reached is None else reached.round
         row["megabytes_to_target"] = None if reached is None else reached.megabytes
+        row["virtual_seconds_to_target"] = None if reached is None else reached.virtual_seconds
+        row["joules_to_target"] = None if reached is None else reached.joules
     return found, goal
 
 
@@ -57,11 +59,18 @@ def table(found: Sequence[Row], goal: float | None) -> Table:
         head += ["wire\nMB up", "wire\nMB down"]
     if goal is not None:
         head += [f"rounds\nto {100 * goal:.3g}%", f"MB\nto {100 * goal:.3g}%"]
+    if _timed(found):
+        head += ["device\ns", "energy\nJ", *([] if goal is None else [f"dev. s\nto {100 * goal:.3g}%"])]
     for title in [*head, "time\ns"]:
         shown.add_column(title, justify="right", no_wrap=True)
     for row in found:
-        shown.add_row(*_cells(row, goal is not None, wire))
+        shown.add_row(*_cells(row, goal is not None, wire, _timed(found)))
     return shown
+
+
+def _timed(found: Sequence[Row]) -> bool:
+    """Whether a clock ran: any row has virtual seconds."""
+    return any(row.get("virtual_seconds") is not None for row in found)
 
 
 def _wire(row: Row) -> bool:
@@ -69,9 +78,10 @@ def _wire(row: Row) -> bool:
     return row.get("wire_up_bytes") is not None
 
 
-def _cells(row: Row, goal: bool, wire: bool) -> list[str]:
+def _cells(row: Row, goal: bool, wire: bool, timed: bool) -> list[str]:
     if row["failed"]:
-        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (4 + 2 * goal + 2 * wire)]
+        more = 2 * goal + 2 * wire + (2 + goal) * timed
+        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (4 + more)]
     cells = [row["label"], str(row["rounds"]), percent(row["final_accuracy"]), percent(row["best_accuracy"])]
     cells += [megabytes(row["up_bytes"] / 1e6), megabytes(row["down_bytes"] / 1e6)]
     if wire:
@@ -79,6 +89,9 @@ def _cells(row: Row, goal: bool, wire: bool) -> list[str]:
     if goal:
         rounds, moved = row["rounds_to_target"], row["megabytes_to_target"]
         cells += [NOTHING, NOTHING] if rounds is None else [str(rounds), megabytes(moved)]
+    if timed:
+        names = ["virtual_seconds", "joules", *(["virtual_seconds_to_target"] if goal else [])]
+        cells += [NOTHING if row.get(name) is None else short(row[name]) for name in names]
     return [*cells, f"{row['seconds']:.1f}"]
 
 

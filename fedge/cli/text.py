@@ -29,6 +29,11 @@ def megabytes(amount: float) -> str:
     return f"{amount:.1f}" if amount < 1000 else f"{amount:,.0f}"
 
 
+def short(value: float) -> str:
+    """Three digits, or all before the point: 0.0123, 12.3, 12,345."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def pace(seconds: float) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms/round"

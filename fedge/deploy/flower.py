@@ -67,6 +67,7 @@ class FlowerLink(MessageLink):
     ) -> None:
         positive("deadline", deadline)
         self.clocked, self._outages = clocked, Outages()
+        self._phases: list[dict[str, Any]] = []  # where the seconds of a round went, for `fedge edge fit`
         self._faults = ["the server app was started again and went on from its checkpoint"] if resumed else []
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
@@ -91,6 +92,8 @@ class FlowerLink(MessageLink):
         self.ledger.rows[place] = replace(row, wire_down=(row.wire_down or 0) + down, wire_up=(row.wire_up or 0) + up)
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        if any(one.limits is not None for one in asks):
+            raise ValueError("an ask limits the steps of clients, but the nodes of a real fleet do whole tasks")
         if at.phase == 0:
             self._meet()
         place = len(self.ledger)
@@ -109,7 +112,7 @@ class FlowerLink(MessageLink):
         letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
         mail = {there[node]: self._opened(there[node], node, letter) for node, letter in letters.items()}
         self._release(letters, there, f"in round {at.round}")
-        self._clock(at, time.perf_counter() - begin, letters)
+        self._clock(at, time.perf_counter() - begin, letters, there)
         absent = {client: Mail({}, self.roster.missing(client), 0, 0) for client in requests if client not in mail}
         return {client: (mail | absent)[client] for client in requests}
 
@@ -121,9 +124,10 @@ class FlowerLink(MessageLink):
                 self.roster.silence.answered(node)
 
     def notes(self) -> dict[str, Any]:
-        """What went wrong in this round without being a client's fault, for its record."""
+        """What went wrong in this round without being a client's fault, and its times, for its record."""
         faults, self._faults = [*self._faults, *self._outages.take()], []
-        return {"faults": faults} if faults else {}
+        phases, self._phases = self._phases, []
+        return ({"faults": faults} if faults else {}) | ({"phases": phases} if phases else {})
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -210,7 +214,9 @@ class FlowerLink(MessageLink):
         self.ledger.add(replace(row, wire_down=down, wire_up=up))
         self._greeted(-1)
 
-    def _clock(self, at: At, seconds: float, letters: dict[int, Letter]) -> None:
+    def _clock(self, at: At, seconds: float, letters: dict[int, Letter], there: dict[int, int]) -> None:
+        told = [[there[node], *_seconds(letter), letter.down, letter.up] for node, letter in letters.items()]
+        self._phases.append({"round": at.round, "phase": at.phase, "seconds": seconds, "clients": told})
         spent = [_seconds(letter) for letter in letters.values()] or [(0.0, 0.0)]
         start, work = map(max, zip(*spent, strict=True))
         self.clocked(Timing(at.round, at.phase, seconds, start, work))

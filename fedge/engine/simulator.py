@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge import tree
@@ -16,6 +17,7 @@ from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule, client_key, client_keys, one_client
 from fedge.engine.clients.client_parts import Kept, together
 from fedge.engine.clients.directory import Directory, Jobs
+from fedge.engine.clients.limits import by_steps, of_clients, steps_at_most
 from fedge.engine.clients.memory import ClientMemory, Job
 from fedge.engine.clients.population import Population
 from fedge.engine.clients.recall import Mine, Recall
@@ -334,10 +336,16 @@ class Simulator(BaseLink):
                 known, around = payload | mine, dims | dict.fromkeys(mine, 0)
             keys = client_keys(at, jobs.clients) if task.draws or task.codec is not None else None
             draws = None if keys is None else finish_keys(task, keys, position, jobs.rows)
+            most = steps_at_most(ask, position, jobs.clients)
             if len(jobs.clients) == 1:
-                raw, weight = self._plainly(at, name, task, known, around, jobs, record, draws)
-            else:
+                limit = None if most is None else int(most[0])
+                raw, weight = self._plainly(at, name, task, known, around, jobs, record, draws, limit)
+            elif most is None:
                 raw, weight = self._stacked(at, task, known, around, jobs, draws)
+            else:
+                order = by_steps(task, self.population.sizes(jobs.clients), most)
+                mine, here, drawn = order.take(known, around), order.jobs(jobs), order.some(draws)
+                raw, weight = order.back(self._stacked(at, task, mine, around, here, drawn, most[order.ahead]))
             done.append(self._sent_up(name, task, jobs, (raw, weight), keys, position))
             payload = payload | {part: raw[part] for part in task.keeps}
             dims = dims | dict.fromkeys(task.keeps, 0)
@@ -365,26 +373,30 @@ class Simulator(BaseLink):
         dims: dict[str, int | None],
         jobs: Jobs,
         draws: Tensor | None,
+        most: NDArray[Any] | None = None,
     ) -> Upload:
         clients, slots = jobs.clients, None
         if task.rows is not None:
             clients, slots = jobs.clients.unique_consecutive(return_inverse=True)
+            most = None if most is None else of_clients(most, slots)
         sizes = self.population.sizes(clients)
         drawn = int(sizes.sum()) * task.epochs
         where = self.device if drawn > FEW else torch.device("cpu")
-        schedule = Schedule(task, self.population.flat_examples(clients, where), sizes, client_keys(at, clients), slots)
+        examples = self.population.flat_examples(clients, where)
+        schedule = Schedule(task, examples, sizes, client_keys(at, clients), slots, most)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             coarse = self.device.type == "cuda"
-            self._folds[kind] = Stacked(task, dims, self.compile, self._most(), coarse=coarse)
+            self._folds[kind] = Stacked(task, dims, self.compile, self.most, coarse=coarse)
         draws = None if draws is None else draws.to(self.device)
-        return self._folds[kind](payload, schedule, self._gather, jobs.rows.to(self.device), draws)
+        return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
 
-    def _most(self) -> int:
+    @property
+    def most(self) -> int:
         """Examples to gather at a time: what stays in a CPU's cache; on a GPU, a few launches for many steps."""
         return max(1, (1 << 21 if self.device.type == "cpu" else 1 << 28) // self.population.x[0].nbytes)
 
-    def _gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
+    def gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
         indices, mask, keys = (part.to(self.device, non_blocking=True) for part in (indices, mask, keys))
         flat = indices.reshape(-1)
         x = self.population.x.index_select(0, flat).unflatten(0, indices.shape)
@@ -401,13 +413,14 @@ class Simulator(BaseLink):
         jobs: Jobs,
         record: bool,
         draws: Tensor | None,
+        limit: int | None = None,
     ) -> Upload:
         client = int(jobs.clients[0])
         sent = {n: tree.take(p, 0) if dims[n] == 0 else p for n, p in payload.items()}
         chosen = self.population.examples(client)
         x, y = self.population.x[chosen], self.population.y[chosen]
         row = jobs.rows[0].to(self.device)
-        batches = one_client(task, x, y, client_key(at, client))
+        batches = one_client(task, x, y, client_key(at, client), limit)
         if name not in self._steps:
             self._steps[name] = Traced(one_step(task))
         key = None if draws is None else draws[0].to(self.device)

@@ -5,11 +5,12 @@ compare(experiment, "runs/digits")
 """
 
 from fedge.experiment.comparison import Outcome, Watch, compare
+from fedge.experiment.counting import flops_of
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.meter import Meter, Progress
 from fedge.experiment.parsing import Experiment, parse
 from fedge.experiment.planning import Plan, load, load_federation, plan
-from fedge.experiment.setup import Setup, build
+from fedge.experiment.setup import Setup, build, edge_of
 from fedge.runs.experiments import EXPERIMENT_FILE, run_folders, slug
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "Watch",
     "build",
     "compare",
+    "edge_of",
+    "flops_of",
     "load",
     "load_federation",
     "parse",

@@ -144,9 +144,14 @@ class _Job:
 
     def _link(self, label: str, algorithm: Algorithm[Any]) -> BaseLink:
         if self.link is not None and self.group.size == 1:
+            if self.setup.edge is not None:
+                raise ExperimentError(
+                    "edge: a real fleet has devices and a time of its own: leave out the table [edge]"
+                )
             return self.link(label)
         with self.group.together():
-            return engine_of(self.setup.train).link(algorithm, self.setup.federation, self.group)
+            link = engine_of(self.setup.train).link(algorithm, self.setup.federation, self.group)
+            return link if self.setup.edge is None else self.setup.edge.clock(link, self.setup.federation)
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""

@@ -56,6 +56,8 @@ def _fields(tables: Table, name: str) -> list[str]:
     if name == "algorithm":
         return [key for one in algorithm_tables(tables) for inner in _nested(one) for key in _known(inner)]
     part = PARTS.get(name)
+    if name == "edge" and name not in tables:
+        return []  # most experiments have no devices
     if part is None or (part.key is not None and table.get(part.key) not in part.choices):
         return []
     return [one.name for one in part.fields(table, name).values() if one.plain and one.name not in part.derived]

@@ -12,7 +12,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table, resolve, unknown
 from fedge.experiment.fields import fields_of as fields
 from fedge.experiment.labels import distinct_labels, place
-from fedge.experiment.parts import ALGORITHM, DATA, MODEL, PARTITION, TRAIN, wraps
+from fedge.experiment.parts import ALGORITHM, DATA, EDGE, MODEL, PARTITION, TRAIN, wraps
 from fedge.runs.experiments import slug
 
 
@@ -26,6 +26,7 @@ class Experiment:
     train: Table
     algorithm: tuple[Table, ...]
     name: str = "experiment"
+    edge: Table | None = None  # devices and a virtual clock; None: neither
     target: float | None = None  # a test accuracy; rounds and MB are counted until it is reached
 
     @property
@@ -43,7 +44,8 @@ class Experiment:
 
     def _shared(self) -> Table:
         # `train` before `model`, whose seed follows that of `train`: the first difference is the one somebody made.
-        return {"data": self.data, "partition": self.partition, "train": self.train, "model": self.model}
+        found = {"data": self.data, "partition": self.partition, "train": self.train, "model": self.model}
+        return found if self.edge is None else found | {"edge": self.edge}
 
 
 def parse(tables: Mapping[str, Any], name: str = "experiment", numbers: Sequence[int] | None = None) -> Experiment:
@@ -64,6 +66,7 @@ def parse(tables: Mapping[str, Any], name: str = "experiment", numbers: Sequence
         model={"name": model.pop("name"), **model},
         train=train,
         algorithm=_algorithms(tables, numbers),
+        edge=EDGE.resolve(_table(tables, "edge"), "edge") if "edge" in tables else None,
         **_head(tables, name),
     )
 

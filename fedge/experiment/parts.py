@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedge import partition
-from fedge.algorithms import ALGORITHMS
+from fedge.algorithms import ALGORITHMS, ASYNCHRONOUS
 from fedge.checks import choice
 from fedge.data import load
+from fedge.edge.settings import Edge
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Field, Required, Table, fields_of, resolve
 from fedge.experiment.training import Training
@@ -67,8 +69,10 @@ DATA = Part({"load": load})
 PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
 MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
 TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
-ALGORITHM = Part(ALGORITHMS, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
-PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "algorithm": ALGORITHM}
+CHOICES: Any = ChainMap[str, Any](ASYNCHRONOUS, ALGORITHMS)  # a view, in which the last come first: names may be added
+ALGORITHM = Part(CHOICES, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
+EDGE = Part({"edge": Edge})
+PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "edge": EDGE, "algorithm": ALGORITHM}
 
 
 def wraps(algorithm: Callable[..., Any]) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
+from fedge.edge.settings import Edge
 from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
 from fedge.experiment.fields import Table, fields_of
@@ -32,6 +33,7 @@ class Setup:
     federation: Federation
     algorithms: Mapping[str, Algorithm[Any]]  # by label
     train: Table  # `train`'s own arguments, the device found
+    edge: Edge | None = None
 
 
 def build(experiment: Experiment, data: Data | None = None, federation: Federation | None = None) -> Setup:
@@ -41,7 +43,26 @@ def build(experiment: Experiment, data: Data | None = None, federation: Federati
         data = load_data(experiment.data) if data is None else data
         federation = deal(experiment.partition, data)
     check_train(experiment.train, federation)
-    return Setup(federation, build_algorithms(experiment, federation), experiment.train | {"device": device})
+    algorithms = build_algorithms(experiment, federation)
+    return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
+
+
+def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
+    """The devices, if there are any; a file of devices is read here."""
+    edge = edge_of(experiment.edge)
+    with at("edge"):
+        if edge is not None:
+            edge.fleet(federation.clients)
+    return edge
+
+
+def edge_of(table: Table | None) -> Edge | None:
+    """The table [edge] as what it stands for."""
+    if table is None:
+        return None
+    hints = fields_of(Edge)
+    with at("edge"):
+        return Edge(**{key: made(value, hints[key].hint) for key, value in table.items()})
 
 
 def load_data(table: Table) -> Data:

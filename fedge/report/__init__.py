@@ -6,7 +6,7 @@ from fedge.report.read import RunFolder, read, read_all
 from fedge.report.series import curve, default_target, to_target
 from fedge.report.tidy import results, tidy
 from fedge.report.trackers import TensorBoard, Tracker, open_tracker
-from fedge.report.write import headline, partition_figure, write_report
+from fedge.report.write import devices_figure, headline, partition_figure, write_report
 
 __all__ = [
     "MissingExtra",
@@ -16,6 +16,7 @@ __all__ = [
     "Tracker",
     "curve",
     "default_target",
+    "devices_figure",
     "grouped",
     "headline",
     "open_tracker",

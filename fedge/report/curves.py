@@ -1,4 +1,4 @@
-"""Curves of all runs in one picture: accuracy or loss against rounds, megabytes or seconds.
+"""Curves of all runs in one picture: accuracy or loss against rounds, megabytes, seconds or joules.
 
 Runs that differ in their seeds are one line, their mean, with a band of one standard deviation around it.
 """
@@ -29,6 +29,8 @@ X_LABEL: dict[Against, str] = {
     "rounds": "round",
     "MB": "communication, up and down (MB)",
     "seconds": "training time (s)",
+    "virtual_seconds": "time on the devices (s)",
+    "joules": "energy of all devices (J)",
 }
 Y_LABEL: dict[Measure, str] = {"accuracy": "accuracy (%)", "loss": "loss"}
 

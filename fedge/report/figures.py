@@ -12,6 +12,7 @@ from fedge.report.dropouts import dropouts_figure, dropped
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.read import RunFolder
 from fedge.report.series import Against, curve, last
+from fedge.report.timeline import timeline
 
 __all__ = [
     "Picture",
@@ -22,10 +23,19 @@ __all__ = [
     "loss",
     "partition_figure",
     "pictures",
+    "timeline",
 ]
 
 MOST_FEDERATIONS = 4  # heat maps on a page
-Section = Literal["curves", "classes", "federation", "dropouts"]
+MOST_TIMELINES = 4
+Section = Literal["curves", "classes", "devices", "federation", "dropouts"]
+WORDS: dict[Against, str] = {
+    "rounds": "rounds",
+    "MB": "communication",
+    "seconds": "time",
+    "virtual_seconds": "time on the devices",
+    "joules": "energy",
+}
 
 
 class Picture(NamedTuple):
@@ -43,6 +53,11 @@ def pictures(runs: Sequence[RunFolder], target: float | None = None) -> Iterator
     if any(last(run, "test_class_accuracy") for run in runs):
         caption = "Test accuracy by class, at the last evaluated round"
         yield Picture("class_accuracy", "classes", caption, class_accuracy(runs))
+    with_clock = [run for run in runs if last(run, "timeline")]
+    for number, run in enumerate(with_clock[:MOST_TIMELINES], 1):
+        name = "timeline" if number == 1 else f"timeline_{number}"
+        at, drawn = timeline(run)
+        yield Picture(name, "devices", f"Round {at} of {run.label}, client by client", drawn)
     yield from _federations(runs)
     if any(drops for run in runs for drops in dropped(run)):
         yield Picture("dropouts", "dropouts", "Dropped replies per round", dropouts_figure(runs))
@@ -51,12 +66,11 @@ def pictures(runs: Sequence[RunFolder], target: float | None = None) -> Iterator
 def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture]:
     against: Against
     for against in get_args(Against):
-        words = {"rounds": "rounds", "MB": "communication", "seconds": "time"}[against]
-        name = against.lower()
-        if any(curve(run, "test_accuracy").y for run in runs):
+        words, name = WORDS[against], against.lower()
+        if any(curve(run, "test_accuracy", against).y for run in runs):
             drawn = accuracy(runs, against, target)
             yield Picture(f"accuracy_{name}", "curves", f"Accuracy against {words}", drawn)
-        if any(curve(run, "test_loss").y for run in runs):
+        if any(curve(run, "test_loss", against).y for run in runs):
             yield Picture(f"loss_{name}", "curves", f"Loss against {words}", loss(runs, against))
 
 

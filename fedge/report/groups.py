@@ -121,6 +121,8 @@ def band(runs: Sequence[RunFolder], key: str, against: Against) -> Band:
     curves = [(curve(run, key, "rounds"), curve(run, key, against)) for run in runs]
     at: dict[float, list[tuple[float, float]]] = {}
     for rounds, points in curves:
+        if not points.y:  # a run without a clock has no place on its axis
+            continue
         for number, x, y in zip(rounds.x, points.x, points.y, strict=True):
             at.setdefault(number, []).append((x, y))
     found = Band([], [], [])

@@ -19,7 +19,7 @@ from fedge.report.read import RunFolder
 from fedge.report.series import curve
 from fedge.report.style import BEST, MOST_LINES, looks, rank
 from fedge.report.svg import inline
-from fedge.report.tables import MOST_DROPS, dropouts_table, summary_table, table
+from fedge.report.tables import MOST_DROPS, device_table, dropouts_table, summary_table, table
 
 TEMPLATE = Path(__file__).with_name("template.html")
 BYTES = (
@@ -30,6 +30,10 @@ BYTES = (
 CLOSED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # what a page may load: nothing
 LIVE_POLICY = f"{CLOSED}; script-src 'self'; connect-src 'self'"  # of one that is served
 MANY = 6  # names in one line
+DEVICES = (
+    "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. "
+    "Accuracy by kind of device is that of every class, weighted by what clients of the kind hold."
+)
 Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each
 
 
@@ -75,6 +79,8 @@ def _sections(
     yield _section("Accuracy, loss and what they cost", *_curves(groups, drawn, named))
     if by_class := _figures(drawn, "classes"):
         yield _section("By class", by_class)
+    if on_devices := _figures(drawn, "devices"):
+        yield _section("On the devices", *filter(None, (device_table(runs), on_devices)), _note(DEVICES))
     yield _section("Federation", _federation(runs, drawn))
     if drops := _figures(drawn, "dropouts"):
         yield _section("Drop-outs", drops, *_dropouts(runs))

@@ -1,4 +1,4 @@
-"""Series of a run: what was measured, against rounds, megabytes (1e6 bytes) or seconds."""
+"""Series of a run: what was measured, against rounds, megabytes (1e6 bytes), seconds, virtual seconds or joules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 from fedge.report.errors import ReportError
 from fedge.report.read import RunFolder
 
-Against = Literal["rounds", "MB", "seconds"]
+Against = Literal["rounds", "MB", "seconds", "virtual_seconds", "joules"]
 MB = 1e6
 
 
@@ -27,10 +27,14 @@ class Reached(NamedTuple):
     round: int
     megabytes: float
     seconds: float
+    virtual_seconds: float | None = None  # where there was a clock
+    joules: float | None = None
 
 
 def curve(run: RunFolder, key: str, against: Against = "rounds") -> Curve:
-    """The values of `key`, such as test_accuracy, in the rounds that have one."""
+    """The values of `key`, such as test_accuracy, in the rounds that have one; none against what was not recorded."""
+    if not recorded(run, against):
+        return Curve([], [])
     points = [
         (x, float(record[key]))
         for x, record in zip(elapsed(run, against), run.rounds, strict=True)
@@ -39,12 +43,17 @@ def curve(run: RunFolder, key: str, against: Against = "rounds") -> Curve:
     return Curve([x for x, _ in points], [y for _, y in points])
 
 
+def recorded(run: RunFolder, against: Against) -> bool:
+    """Whether a run knows this cost of its rounds: only one with a clock has virtual seconds and joules."""
+    return against not in ("virtual_seconds", "joules") or last(run, against) is not None
+
+
 def elapsed(run: RunFolder, against: Against) -> list[float]:
-    """For every round: its number, or the MB (setup included) or seconds spent to its end."""
+    """For every round: its number, or the MB (setup included), seconds or joules spent to its end."""
     if against == "rounds":
         return [float(_round(run, at)) for at in range(len(run.rounds))]
-    if against == "seconds":
-        return list(accumulate(_numbers(run.rounds, "seconds")))
+    if against != "MB":
+        return list(accumulate(_numbers(run.rounds, against)))
     ways = zip(_numbers(run.rounds, "up_bytes"), _numbers(run.rounds, "down_bytes"), strict=True)
     setup = setup_bytes(run, "up") + setup_bytes(run, "down")
     return [total / MB for total in accumulate((up + down for up, down in ways), initial=setup)][1:]
@@ -72,11 +81,12 @@ def best_accuracy(run: RunFolder) -> float | None:
 
 def to_target(run: RunFolder, target: float) -> Reached | None:
     """The first evaluated round whose test accuracy is at least the target."""
-    spent = zip(elapsed(run, "MB"), elapsed(run, "seconds"), strict=True)
-    for at, (record, (mb, seconds)) in enumerate(zip(run.rounds, spent, strict=True)):
+    for at, record in enumerate(run.rounds):
         accuracy = record.get("test_accuracy")
         if is_number(accuracy) and accuracy >= target:
-            return Reached(_round(run, at), mb, seconds)
+            ways: tuple[Against, ...] = ("MB", "seconds", "virtual_seconds", "joules")
+            mb, seconds, virtual, joules = (elapsed(run, way)[at] if recorded(run, way) else None for way in ways)
+            return Reached(_round(run, at), mb or 0.0, seconds or 0.0, virtual, joules)
     return None
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedge.report.groups import Group, spread
 from fedge.report.read import RunFolder
-from fedge.report.series import best_accuracy, curve, elapsed, is_number, last, megabytes, to_target
+from fedge.report.series import best_accuracy, curve, elapsed, is_number, last, megabytes, recorded, to_target
 
 Cell = str | None
 
@@ -68,6 +68,8 @@ def columns(target: float | None) -> list[Column]:
         Column("MB down", lambda run: megabytes(run, "down"), number),
         Column("MB in total", lambda run: megabytes(run, "up") + megabytes(run, "down"), number),
         Column("seconds", lambda run: (elapsed(run, "seconds") or [0.0])[-1], seconds),
+        Column("seconds on the devices", lambda run: _spent(run, "virtual_seconds"), number),
+        Column("joules", lambda run: _spent(run, "joules"), number),
     ]
     return found if target is None else found + target_columns(target)
 
@@ -82,7 +84,14 @@ def target_columns(target: float) -> list[Column]:
         Column(f"rounds {goal}", lambda run: taken(run, 0), count),
         Column(f"MB {goal}", lambda run: taken(run, 1), number),
         Column(f"seconds {goal}", lambda run: taken(run, 2), seconds),
+        Column(f"seconds on the devices {goal}", lambda run: taken(run, 3), number),
+        Column(f"joules {goal}", lambda run: taken(run, 4), number),
     ]
+
+
+def _spent(run: RunFolder, what: Literal["virtual_seconds", "joules"]) -> float | None:
+    """In all rounds, if the run has a clock."""
+    return elapsed(run, what)[-1] if run.rounds and recorded(run, what) else None
 
 
 def _rounds(group: Group) -> str:

@@ -9,7 +9,8 @@ from itertools import zip_longest
 from fedge.report.dropouts import dropped
 from fedge.report.groups import Group
 from fedge.report.read import RunFolder
-from fedge.report.summary import Cell, columns, summary_rows
+from fedge.report.series import last
+from fedge.report.summary import Cell, columns, hundred, summary_rows
 
 NOTHING = "–"
 MOST_DROPS = 50
@@ -39,6 +40,21 @@ def summary_table(groups: Sequence[Group], target: float | None, classes: Sequen
     """One row per group: means over its runs, with their spread if there are several."""
     head, rows = summary_rows(groups, columns(target))
     return table(head, rows, classes=classes)
+
+
+def device_table(runs: Sequence[RunFolder]) -> str:
+    """Test accuracy by kind of device, at the last evaluated round; nothing if all devices are alike."""
+    found = []
+    for run in runs:
+        devices, accuracy = run.clients.get("devices"), last(run, "test_class_accuracy")
+        if not devices or not accuracy:
+            continue
+        for kind, count, labels in zip(devices["kinds"], devices["clients"], devices["labels"], strict=True):
+            known = [(n, a) for n, a in zip(labels, accuracy, strict=True) if a is not None]
+            total = sum(n for n, _ in known)
+            share = hundred(sum(n * a for n, a in known) / total) if total else None
+            found.append([run.label, kind, str(count), share])
+    return table(["algorithm", "devices", "clients", "test accuracy (%)"], found, words=2) if found else ""
 
 
 def dropouts_table(runs: Sequence[RunFolder]) -> tuple[str, int]:

@@ -69,6 +69,13 @@ def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] = (),
     return heatmap.partition_figure(counts, names, total)
 
 
+def devices_figure(flops: Sequence[float], up: Sequence[float], kinds: Sequence[str]) -> Figure:
+    """A population of devices: computing against sending, one point per device."""
+    with needs_matplotlib():
+        from fedge.report import population
+    return population.devices_figure(flops, up, kinds)
+
+
 @contextmanager
 def needs_matplotlib() -> Iterator[None]:
     try:

@@ -87,13 +87,13 @@ class RunFolder:
         finally:
             hold.__exit__(None, None, None)
 
-    def create(self, config: Mapping[str, Any], federation: Federation) -> None:
-        """Start afresh; an earlier run in the same place is never overwritten."""
+    def create(self, config: Mapping[str, Any], federation: Federation, about: Mapping[str, Any] | None = None) -> None:
+        """Start afresh; an earlier run in the same place is never overwritten. `about` is more about the clients."""
         if self.begun:
             raise RunFolderError(f"{self.path} already holds a run: resume it, or choose another folder")
         with self._writing():
             self.write_config(config)
-            atomic.write_atomically(self.file("clients.json"), _clients(federation))
+            atomic.write_atomically(self.file("clients.json"), _clients(federation, about or {}))
             for lines in self.lines.values():
                 lines.begin()
 
@@ -181,7 +181,7 @@ class _Writing:
             ) from error
 
 
-def _clients(federation: Federation) -> bytes:
+def _clients(federation: Federation, about: Mapping[str, Any]) -> bytes:
     data = federation.data
     shown = min(federation.clients, HEAT_MAP_CLIENTS)
     labels = []
@@ -191,7 +191,7 @@ def _clients(federation: Federation) -> bytes:
             labels.append(torch.bincount(y, minlength=data.classes).tolist())
     table = {"clients": federation.clients, "classes": data.classes, "names": list(data.names), "labels": labels}
     table |= {"example": _kind(data.train_x), "target": _kind(data.train_y)}
-    return json.dumps(table).encode()
+    return json.dumps(table | dict(about)).encode()
 
 
 def _kind(examples: Tensor) -> Record:

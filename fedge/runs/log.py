@@ -55,7 +55,7 @@ class Log:
         self.saved = run.rounds
 
     def _create(self, federation: Federation, run: Run[Any], remembered: Mapping[str, Any]) -> None:
-        self.folder.create(self.config, federation)
+        self.folder.create(self.config, federation, self.link.about())
         self.folder.append(run.history, run.ledger.rows)
         self._save(run, remembered)
 

@@ -123,6 +123,8 @@ class Run(Generic[S]):
             "dropped": sum(len(record["dropped"]) for record in self.history),
             "parameters": tree.size(self.params),
             "client_memory_bytes": self.memory_bytes,
+            "virtual_seconds": _total(_series(self.history, "virtual_seconds")),
+            "joules": _total(_series(self.history, "joules")),
         } | ({"ended": self.ended} if self.ended else {})
 
 
@@ -140,6 +142,10 @@ def has_diverged(record: Record, limit: float) -> bool:
 
 def _series(history: list[Record], name: str) -> list[float]:
     return [record[name] for record in history if record.get(name) is not None]
+
+
+def _total(values: list[float]) -> float | None:
+    return sum(values) if values else None
 
 
 def _mean(values: list[float]) -> float | None:

@@ -20,6 +20,7 @@ import fedge
 from fedge.core import At
 from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, memory
 from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
+from fedge.edge import Clock, PartialWork, Profiles
 from fedge.engine import Loopback, TooFewReplies
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
@@ -693,3 +694,25 @@ def test_a_greeting_is_booked_once_whoever_shares_it() -> None:
             down, up = down + row.wire_down, up + row.wire_up
     assert down == sum(map(wire_bytes, yard.sent))
     assert up == sum(map(wire_bytes, came))
+
+
+def test_the_record_has_the_times_of_every_node() -> None:
+    """What `fedge edge fit` reads."""
+    yard = Yard(client_app(ALGORITHM, load))
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=2, seed=0, link=link_to(yard, ALGORITHM))
+    for record in run.history:
+        assert [(one["round"], one["phase"]) for one in record["phases"]] == [
+            (record["round"], 0),
+            (record["round"], 1),
+        ]
+        for phase in record["phases"]:
+            assert sorted(row[0] for row in phase["clients"]) == record["cohort"]
+            assert all(0 < work <= phase["seconds"] and down + up > 0 for _, _, work, down, up in phase["clients"])
+
+
+def test_nodes_do_whole_tasks() -> None:
+    """A clock with partial work belongs around a simulator."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = Clock(link_to(yard, ALGORITHM), FEDERATION, Profiles("phone"), PartialWork(1e-9))
+    with pytest.raises(ValueError, match="the nodes of a real fleet do whole tasks"):
+        fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)

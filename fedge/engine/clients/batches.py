@@ -36,11 +36,11 @@ def _sort_key(key: int | Tensor, epoch: int | Tensor, position: Tensor) -> Tenso
     return (fold_tensor(key, ORDER, epoch, position) >> 24) & ((1 << 40) - 1)
 
 
-def one_client(task: Task, x: Tensor, y: Tensor, key: int) -> Iterator[Batch]:
-    """The batches of one client, nothing padded."""
+def one_client(task: Task, x: Tensor, y: Tensor, key: int, limit: int | None = None) -> Iterator[Batch]:
+    """The batches of one client, nothing padded; no more than `limit` of them."""
     n = len(y)
     position = torch.arange(n, device=y.device)
-    step, steps = 0, task.steps(n)
+    step, steps = 0, task.steps(n) if limit is None else min(task.steps(n), limit)
     for epoch in range(task.epochs):
         order = _sort_key(key, epoch, position).argsort(stable=True)
         for chosen in order.split(min(task.batch_size or n, n)):
@@ -54,16 +54,26 @@ def one_client(task: Task, x: Tensor, y: Tensor, key: int) -> Iterator[Batch]:
 class Schedule:
     """The batches of many jobs, step by step; jobs are sorted so that those still at work come first.
 
-    `slots` says which of the clients each job belongs to (several jobs of one client see the same batches). On a GPU
-    everything is drawn there; on a CPU with numpy, whose calls cost less than torch's on a few hundred numbers.
+    `slots` says which of the clients each job belongs to (several jobs of one client see the same batches), `limits`
+    how many steps each client does at most. On a GPU everything is drawn there; on a CPU with numpy, whose calls cost
+    less than torch's on a few hundred numbers.
     """
 
-    def __init__(self, task: Task, examples: Tensor, sizes: Tensor, keys: Tensor, slots: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        examples: Tensor,
+        sizes: Tensor,
+        keys: Tensor,
+        slots: Tensor | None = None,
+        limits: NDArray[Any] | None = None,
+    ) -> None:
         device = examples.device
         n = sizes.numpy()
         largest = int(n.max())
         self.width = min(task.batch_size or largest, largest)
         steps = np.array([task.steps(one) for one in n.tolist()])
+        steps = steps if limits is None else np.minimum(steps, limits)
         a_pass = -(-n // (n if task.batch_size is None else task.batch_size))
         epochs = int((-(-steps // a_pass)).max())
         base = (n.cumsum() - n) * epochs

@@ -29,13 +29,23 @@ class Worker:
         self.memory = ClientMemory(torch.device("cpu")) if memory is None else memory
         self.round = -1
         self.held: dict[int, Payload] = {}  # row -> parts
+        self.limits: tuple[int, ...] | None = None
 
     def work(
-        self, at: At, names: tuple[str, ...], reuse: tuple[str, ...], sent: dict[int, Payload]
+        self,
+        at: At,
+        names: tuple[str, ...],
+        reuse: tuple[str, ...],
+        sent: dict[int, Payload],
+        limits: tuple[int, ...] | None = None,
     ) -> dict[int, list[Upload]]:
-        """Do the named tasks for every row in `sent` (row 0 when the tasks have none); uploads as they travel."""
+        """Do the named tasks for every row in `sent` (row 0 when the tasks have none); uploads as they travel.
+
+        `limits` are the steps of each task that may be done at most.
+        """
         if at.round != self.round:
             self.round, self.held = at.round, {}
+        self.limits = limits
         return {row: self._row(at, names, reuse, row, payload) for row, payload in sent.items()}
 
     def _row(self, at: At, names: tuple[str, ...], reuse: tuple[str, ...], row: int, sent: Payload) -> list[Upload]:
@@ -64,7 +74,7 @@ class Worker:
 
     def _task(self, at: At, name: str, position: int, row: int, payload: Payload) -> Upload:
         task, key, where = self.tasks[name], client_key(at, self.client), torch.tensor(row)
-        batches = one_client(task, self.x, self.y, key)
+        batches = one_client(task, self.x, self.y, key, None if self.limits is None else self.limits[position])
         known = payload | self._recalled(task, row, payload)
         draws = finish_keys(task, torch.tensor(key), position, where)
         try:

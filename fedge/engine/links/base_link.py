@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedge.checks import nearest
-from fedge.core import Algorithm, Ask, At, Drop, Reply, Task
+from fedge.core import Algorithm, Ask, At, Drop, Progress, Reply, Task
 from fedge.engine.runtime import Runtime
 from fedge.ledger import Ledger, Row
 
@@ -68,6 +68,18 @@ class BaseLink(ABC):
         """`stop` as all processes behind this link see it."""
         return stop or (lambda: False)
 
+    def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
+        """The state after a round in which nobody is waited for; None: the round is a flow of asks."""
+        return None
+
+    def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
+        """How cohorts of a size are chosen, as a function of the address alone; None: evenly."""
+        return None
+
+    def about(self) -> dict[str, Any]:
+        """What the link knows of the clients, for the run folder."""
+        return {}
+
     def working(self) -> AbstractContextManager[None]:
         """Within it rounds are done."""
         return self.runtime.working()
@@ -123,6 +135,15 @@ class Around(BaseLink):
 
     def stopping(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
         return self.inner.stopping(stop)
+
+    def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
+        return self.inner.advance(state, seed, round, size)
+
+    def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
+        return self.inner.choosing(clients, size)
+
+    def about(self) -> dict[str, Any]:
+        return self.inner.about()
 
     def working(self) -> AbstractContextManager[None]:
         return self.inner.working()

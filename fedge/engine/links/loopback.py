@@ -55,7 +55,8 @@ class Loopback(MessageLink):
             chosen = self.population.examples(client)
             x, y = self.population.x[chosen], self.population.y[chosen]
             self._workers[client] = Worker(client, x, y, self.tasks, self.memory)
-        answer = self._workers[client].work(at, ask.tasks, ask.reuse, wire.decode(request))
+        limits = None if ask.limits is None else ask.limits.get(client)
+        answer = self._workers[client].work(at, ask.tasks, ask.reuse, wire.decode(request), limits)
         return wire.encode(answer)
 
     def void(self, at: At, jobs: list[Job]) -> None:

@@ -1,0 +1,114 @@
+"""docs/edge.md: its tables from the results, between markers; the text around them stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.edge.measure import EVEN, EVERYWHERE, PROBLEMS, TENFOLD, UNEVEN, lines
+
+PAGE = Path(__file__).parents[2] / "docs/edge.md"
+TITLES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "key words"}
+
+
+def write() -> None:
+    text = PAGE.read_text()
+    for name, table in (("fleets", fleets()), ("asynchronous", asynchronous())):
+        begin, end = f"<!-- {name}: python -m benchmarks.edge -->\n", f"<!-- /{name} -->"
+        head, rest = text.split(begin)
+        text = head + begin + table + end + rest.split(end, 1)[1]
+    PAGE.write_text(text)
+
+
+def found(problem: str, fleet: str, method: str) -> list[dict[str, Any]]:
+    wanted = (problem, fleet, method)
+    return [line for line in lines() if (line["problem"], line["fleet"], line["method"]) == wanted]
+
+
+def measured() -> list[str]:
+    """Problems with any result."""
+    return [problem for problem in PROBLEMS if any(line["problem"] == problem for line in lines())]
+
+
+def fleets() -> str:
+    """By problem: seconds and joules to the target on every fleet."""
+    parts = []
+    for problem in measured():
+        goal = f"{100 * PROBLEMS[problem].target:.0f} %"
+        head = ["method", "final accuracy, %", "MB", *(f"{fleet}: s | {fleet}: J" for fleet in EVEN)]
+        rows = [[method, *_cells(problem, method)] for method in EVERYWHERE]
+        parts += [f"{TITLES[problem]}, to {goal} test accuracy:\n", _table([head, *rows]), _best(problem, goal)]
+    return "\n".join(parts)
+
+
+def _cells(problem: str, method: str) -> list[str]:
+    some = found(problem, EVEN[0], method)
+    cells = [accuracy(some), number(_taken(some, "megabytes_to"))]
+    for fleet in EVEN:
+        there = found(problem, fleet, method)
+        cells += [f"{number(_taken(there, f'{what}_to'))}" for what in ("virtual_seconds", "joules")]
+    return cells
+
+
+def _best(problem: str, goal: str) -> str:
+    """Which method is the fastest and which the thriftiest on every fleet, in a sentence each."""
+    told = []
+    for fleet in EVEN:
+        by = {}
+        for what in ("virtual_seconds", "joules"):
+            taken = {method: _taken(found(problem, fleet, method), f"{what}_to") for method in EVERYWHERE}
+            known = {method: value for method, value in taken.items() if value is not None}
+            by[what] = min(known, key=lambda method: known[method]) if known else "none"
+        told.append(f"{fleet}: **{by['virtual_seconds']}** is the fastest, **{by['joules']}** needs the least energy.")
+    return "\n".join(f"- {line}" for line in told) + "\n"
+
+
+def asynchronous() -> str:
+    """With a ten-fold spread of speeds: what not waiting saves."""
+    parts = []
+    for problem in measured():
+        columns = (f"{fleet}: s to target | of waiting for all | s per round" for fleet in TENFOLD)
+        head = ["method", "final accuracy, %", *columns]
+        rows = [[method, accuracy(found(problem, TENFOLD[0], method)), *_saved(problem, method)] for method in UNEVEN]
+        parts += [f"{TITLES[problem]}, to {100 * PROBLEMS[problem].target:.0f} %:\n", _table([head, *rows])]
+    return "\n".join(parts)
+
+
+def _saved(problem: str, method: str) -> list[str]:
+    """On every uneven fleet: seconds to the target, their share of those of the method that waits, and per round."""
+    waits = {"FedAvg": "", "FedOVA": "", "FedBuff": "FedAvg"}.get(method, "FedOVA")
+    cells = []
+    for fleet in TENFOLD:
+        some = found(problem, fleet, method)
+        taken, against = _taken(some, "virtual_seconds_to"), _taken(found(problem, fleet, waits), "virtual_seconds_to")
+        share = "" if taken is None or against is None else f"{taken / against:.2f}"
+        pace = number(mean(line["virtual_seconds"] / line["rounds"] for line in some)) if some else "not run"
+        cells += [number(taken), share, pace]
+    return cells
+
+
+def accuracy(some: list[dict[str, Any]]) -> str:
+    if not some:
+        return "not run"
+    values = [100 * line["final"] for line in some]
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def _taken(some: list[dict[str, Any]], name: str) -> float | None:
+    """The mean over seeds; None unless every seed reached the target."""
+    values = [line[name] for line in some]
+    return None if not values or None in values else mean(values)
+
+
+def number(value: float | None) -> str:
+    """Three digits, or all before the point."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(rows: list[list[str]]) -> str:
+    text = [f"| {' | '.join(row)} |" for row in rows]
+    columns = text[0].count("|") - 1
+    return "\n".join([text[0], "|" + " --- |" * columns, *text[1:]]) + "\n"

@@ -1,0 +1,181 @@
+"""Asynchronous training: the server moves whenever enough answers are there, and nobody is waited for.
+
+FedBuff: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022.
+FedAsync: Xie, Koyejo and Gupta, Asynchronous Federated Optimization, OPT 2020.
+
+Around FedOVA every class has a version and a buffer of its own: a class moves when its own buffer is full, so common
+classes do not wait for rare ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.algorithms.fedavg import FedAvg
+from fedge.algorithms.fedova import FedOVA
+from fedge.algorithms.wrapper import Wrapper
+from fedge.checks import at_least_one, non_negative
+from fedge.core import Algorithm, Ask, Flow, Params, Payload, Reply
+
+State = dict[str, Any]  # "models": the inner state of every row; "events": what is under way
+
+
+class Arrivals(NamedTuple):
+    """The uploads of a full buffer, [K, ...]: parts, what each started from, weights, and how many versions ago."""
+
+    upload: Payload
+    start: Params  # empty unless the algorithm `needs_start`
+    weights: Tensor
+    staleness: Tensor
+
+
+class Asynchronous(Wrapper[State]):
+    """An algorithm whose server does not wait; it needs a clock (`fedge.edge`), which says who answers when.
+
+    `inner` is FedAvg or FedProx, or FedOVA around one of them. Each of its models is a row; one model is one row.
+    """
+
+    buffer: int
+    staleness: float
+    needs_start: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least_one("buffer", self.buffer)
+        non_negative("staleness", self.staleness)
+        if not isinstance(self.base, FedAvg):
+            raise TypeError(
+                f"{type(self).__name__} is around {type(self.base).__name__}, it needs FedAvg or FedProx, or FedOVA "
+                "around one of them: asynchronous servers add up updates"
+            )
+
+    @property
+    def base(self) -> Algorithm[Any]:
+        """What trains one row."""
+        return self.inner.inner if isinstance(self.inner, FedOVA) else self.inner
+
+    @property
+    def rows(self) -> int | None:
+        return self.inner.classes if isinstance(self.inner, FedOVA) else None
+
+    def init(self, params: Params) -> State:
+        return {"models": [self.base.init(params) for _ in range(self.rows or 1)], "events": None}
+
+    def adopt(self, state: State) -> State:
+        return {**state, "models": [self.base.adopt(one) for one in state["models"]]}
+
+    def setup(self, state: State) -> Flow[State]:
+        return Algorithm.setup(self, state)
+
+    def round(self, state: State) -> Flow[State]:
+        raise ValueError(
+            f"{type(self).__name__} needs to know who answers when: put a fedge.edge.Clock around the link, or add a "
+            "table [edge] to the experiment"
+        )
+
+    def asks(self, model: Any) -> Ask:
+        """What a client that starts now is asked and sent, for one row."""
+        flow = self.base.round(model)
+        found = next(flow)
+        flow.close()
+        assert isinstance(found, Ask)
+        return found
+
+    def moved(self, model: Any, arrivals: Arrivals) -> Any:
+        """One row after the server's step with a full buffer."""
+        flow = self.base.round(model)
+        next(flow)
+        mean = self._mean(arrivals, self.base.params(model))
+        try:
+            flow.send(Reply(mean, torch.tensor(len(arrivals.weights))))
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a round of FedAvg has one phase")
+
+    def discount(self, staleness: Tensor) -> Tensor:
+        """s(tau) = (1 + tau)^-staleness."""
+        return (1 + staleness.double()) ** -self.staleness
+
+    def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
+        """The uploads as the server's step sees them."""
+        raise NotImplementedError
+
+    def notes(self, state: State) -> dict[str, Any]:
+        return {}
+
+    def params(self, state: State) -> Params:
+        return self.inner.params(self._seen(state))
+
+    def with_params(self, state: State, params: Params) -> State:
+        changed = self.inner.with_params(self._seen(state), params)
+        return {**state, "models": changed if self.rows else [changed]}
+
+    def scores(self, model: Any, state: State, x: Tensor) -> Tensor:
+        return self.inner.scores(model, self._seen(state), x)
+
+    def _seen(self, state: State) -> Any:
+        """The state as the inner algorithm knows it."""
+        return state["models"] if self.rows else state["models"][0]
+
+
+def combined(shares: Tensor, part: Params) -> Params:
+    """sum_k share_k u_k, over the leading axis."""
+    return tree.map_(lambda leaf: torch.tensordot(shares.to(leaf.device, leaf.dtype), leaf, 1), part)
+
+
+@dataclass(frozen=True, eq=False)
+class FedBuff(Asynchronous):
+    """The server steps when `buffer` uploads are there, and older ones count for less (Alg. 1 of the paper).
+
+        w_{t+1} = server step along  1/K sum_k s(tau_k) delta_k,   s(tau) = (1 + tau)^-staleness
+
+    tau_k is how many versions the model has moved since client k was sent it. `weighted` puts n_k / sum n_k in place of
+    1/K. The cohort is how many clients are at work at any time, and a round is as many answers.
+
+    Bytes per answer: those of a client in a round of the inner algorithm.
+    """
+
+    inner: Algorithm[Any]
+    buffer: int = 10
+    staleness: float = 0.5
+    weighted: bool = False
+
+    def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
+        weights = arrivals.weights.double().cpu() if self.weighted else torch.ones(len(arrivals.weights)).double()
+        shares = weights / weights.sum()
+        mean = {name: combined(shares, part) for name, part in arrivals.upload.items() if name != "delta"}
+        return {"delta": combined(shares * self.discount(arrivals.staleness), arrivals.upload["delta"]), **mean}
+
+
+@dataclass(frozen=True, eq=False)
+class FedAsync(Asynchronous):
+    """The server moves with every single answer (Alg. 1 of the paper).
+
+        w_{t+1} = (1 - a) w_t + a w_k,   a = alpha s(tau_k),   s(tau) = (1 + tau)^-staleness
+
+    w_k is what client k made of the version it was sent. The paper's clients solve a proximal problem: use FedProx
+    inside. Cohort, round and bytes as in FedBuff.
+    """
+
+    inner: Algorithm[Any]
+    alpha: float = 0.6
+    staleness: float = 0.5
+
+    buffer = 1
+    needs_start = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha is {self.alpha}, it must be above 0 and at most 1")
+
+    def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
+        share = self.alpha * self.discount(arrivals.staleness)
+        made = tree.add(arrivals.start, arrivals.upload["delta"])
+        away = tree.map_(lambda leaf, here: leaf - here, made, now)
+        mean = {name: tree.take(part, 0) for name, part in arrivals.upload.items() if name != "delta"}
+        return {"delta": combined(share, away), **mean}

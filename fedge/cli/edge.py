@@ -1,0 +1,167 @@
+"""`fedge edge show` and `fedge edge fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedge.cli.errors import one_line
+from fedge.cli.options import Experiment
+from fedge.cli.text import examples, to_json
+from fedge.edge import Devices, Fleet
+from fedge.edge.fit import Fitted, read
+from fedge.edge.fit import fit as fit_devices
+from fedge.edge.settings import Edge
+from fedge.edge.table import write
+from fedge.experiment import ExperimentError, edge_of, flops_of, load
+from fedge.report import devices_figure
+from fedge.runs.experiments import records
+
+BARS = " ▁▂▃▄▅▆▇█"
+MOST = 100_000  # devices that are looked at
+UNITS = {"flops": ("GFLOP/s", 1e9), "down": ("Mbit/s down", 1e6), "up": ("Mbit/s up", 1e6)}
+
+edge_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the devices of the clients.")
+
+
+@edge_app.callback()
+def _group() -> None:
+    """Look at the devices of the clients."""
+
+
+@edge_app.command(
+    epilog=examples("fedge edge show --set edge.spread=10", "fedge edge show digits.toml --out devices.png")
+)
+def show(
+    experiment: Experiment = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as edge.profile=phone. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them: .png, .svg or .pdf.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write them as a file for edge.file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
+) -> None:
+    """Draw the population of devices of an experiment, without training.
+
+    Without a file, or without a table \\[edge] in it, clients have phones.
+    """
+    with one_line():
+        found = load(experiment, settings or [])
+        clients = min(found.partition["clients"], MOST)
+        fleet = (edge_of(found.edge) or Edge()).fleet(found.partition["clients"])
+        devices = fleet.devices(np.arange(clients))
+        if csv is not None:
+            write(csv, devices, fleet.kinds)
+        if out is not None:
+            _draw(fleet, devices, out)
+    told = statistics(fleet, devices)
+    if json:
+        typer.echo(to_json(told))
+        return
+    _print(Console(), told, devices, out or csv)
+
+
+@edge_app.command(
+    epilog=examples("fedge edge fit runs/fleet/fedavg --out devices.csv", "fedge run --set edge.file=devices.csv")
+)
+def fit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one run on a real fleet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the devices go.")] = Path("devices.csv"),
+    json: Annotated[
+        bool, typer.Option("--json", help="Print measured and predicted rounds as one JSON object.")
+    ] = False,
+) -> None:
+    """Find the devices that reproduce the times of a real fleet.
+
+    The experiment is simulated once, to count what every client had to do.
+    """
+    with one_line():
+        found = fit_run(run)
+        write(out, found.devices, ("node",))
+    told = {"clients": found.clients, "measured": found.measured, "predicted": found.predicted, "error": found.error}
+    if json:
+        typer.echo(to_json(told))
+        return
+    console = Console()
+    rounds = len(found.measured)
+    mean = [sum(values) / rounds for values in (found.measured, found.predicted)]
+    console.print(
+        f"{len(found.clients)} devices from {rounds} rounds: {mean[0]:.2f} s per round measured, {mean[1]:.2f} s "
+        f"predicted, median error {100 * found.error:.0f} %",
+        soft_wrap=True,
+        highlight=False,
+    )
+    console.print(f"Written  {out}", soft_wrap=True, markup=False, highlight=False)
+
+
+def fit_run(folder: Path) -> Fitted:
+    """The devices of a run folder."""
+    if not (folder / "config.toml").is_file():
+        raise ExperimentError(f"{folder} holds no config.toml: name the folder of one run, such as runs/fleet/fedavg")
+    phases = read(records(folder))
+    if not phases:
+        raise ExperimentError(f"{folder} has no times of nodes: it must come from a real fleet (fedge deploy)")
+    experiment = load(folder / "config.toml", [f"train.rounds={max(one.at[0] for one in phases)}"])
+    return fit_devices(phases, flops_of(experiment))
+
+
+def statistics(fleet: Fleet, devices: Devices) -> dict[str, Any]:
+    """By kind: how many devices, and the 5 %, 50 % and 95 % of their speeds."""
+    kinds = {}
+    for at, name in enumerate(fleet.kinds):
+        chosen = devices.kind == at
+        rows = {key: _spread(getattr(devices, key)[chosen]) for key in UNITS} if chosen.any() else {}
+        kinds[name] = {"devices": int(chosen.sum()), **rows}
+    return {"devices": len(devices.kind), "kinds": kinds}
+
+
+def _spread(values: Any) -> dict[str, float]:
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95]).tolist()
+    return {"low": low, "median": middle, "high": high}
+
+
+def _print(console: Console, told: dict[str, Any], devices: Devices, file: Path | None) -> None:
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    for title in ("devices", "", *(name for name, _ in UNITS.values())):
+        shown.add_column(title, justify="right" if title == "" else "left", no_wrap=True)
+    for kind, row in told["kinds"].items():
+        cells = [_range(row[key], UNITS[key][1]) if key in row else "" for key in UNITS]
+        shown.add_row(kind, str(row["devices"]), *cells)
+    console.print(shown)
+    console.print("5 %, median and 95 % of each kind; all devices, from slow to fast:\n", style="dim", highlight=False)
+    for key, (name, unit) in UNITS.items():
+        console.print(f"{name:>11}  {histogram(getattr(devices, key) / unit)}", highlight=False)
+    if file is not None:
+        console.print(f"\nWritten  {file}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _range(row: dict[str, float], unit: float) -> str:
+    return " - ".join(f"{row[key] / unit:.3g}" for key in ("low", "median", "high"))
+
+
+def histogram(values: Any, columns: int = 40) -> str:
+    """Bars over a logarithmic axis from the slowest to the fastest."""
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return f"all {low:.3g}"
+    counts, _ = np.histogram(np.log(values), bins=columns)
+    bars = "".join(BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))] for count in counts)
+    return f"{low:.3g} |{bars}| {high:.3g}"
+
+
+def _draw(fleet: Fleet, devices: Devices, out: Path) -> None:
+    names = [fleet.kinds[kind] for kind in devices.kind.tolist()]
+    figure = devices_figure(devices.flops.tolist(), devices.up.tolist(), names)
+    try:
+        figure.savefig(out, dpi=200)
+    except ValueError as error:  # matplotlib's word for an ending that it cannot write
+        raise ExperimentError(f"cannot write {out}: {error}") from error
+    except OSError as error:
+        raise ExperimentError(f"cannot write {out}: {error.strerror or error}; choose another place") from error

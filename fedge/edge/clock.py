@@ -1,0 +1,244 @@
+"""A virtual clock as a link around a link: the training is real, the time and the energy are computed.
+
+    t_k = l_k + 8 down_k / r_down + flops_k / c_k + 8 up_k / r_up     seconds of client k in a phase; l_k: latency
+    e_k = p_receive 8 down_k / r_down + p_compute flops_k / c_k + p_transmit 8 up_k / r_up
+    T   = max t_k over the clients that are waited for;  a round is the sum over its phases
+
+The server's own work takes no time. Without a policy nothing of the training changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedge.algorithms.asynchronous import Asynchronous
+from fedge.checks import positive
+from fedge.core import Ask, At, Drop, Progress
+from fedge.edge.cohorts import Choice, by_choice
+from fedge.edge.devices import Devices, Fleet
+from fedge.edge.draws import Array, exponential, uniform
+from fedge.edge.events import Events
+from fedge.edge.fairness import by_kind
+from fedge.edge.phase import End, Phase, timeline
+from fedge.edge.policies import Policy, WaitForAll
+from fedge.edge.work import Work, Workload
+from fedge.engine.links.base_link import Around, BaseLink, Replies
+from fedge.engine.simulator import Simulator
+from fedge.engine.uploads.checks import TooFewReplies
+from fedge.federation import Federation
+from fedge.keys import AVAILABLE, LEAVING, fold
+
+EVERYBODY = 100_000  # clients; of more, accuracy by kind of device is not worked out
+
+
+@dataclass
+class Spent:
+    """What a round has cost so far."""
+
+    round: int = -1
+    seconds: float = 0.0
+    joules: float = 0.0
+    late: list[int] = field(default_factory=list)
+    short: int = 0  # devices that have less memory than their work needs
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)  # of asynchronous rounds
+
+
+class Clock(Around):
+    """Times every phase on the devices of a fleet, and lets a policy say who is waited for.
+
+    `stay` is the mean of the exponential time after which a client leaves in the middle of a phase (None: nobody
+    does). `choice` says how cohorts are chosen (None: evenly). The record of every round gets `virtual_seconds`,
+    `joules` and `late`; rounds 1, 10, 100 and so on get a `timeline`.
+    """
+
+    def __init__(
+        self,
+        inner: BaseLink,
+        federation: Federation,
+        fleet: Fleet,
+        policy: Policy | None = None,
+        *,
+        stay: float | None = None,
+        choice: Choice | None = None,
+    ) -> None:
+        super().__init__(inner)
+        positive("stay", stay, optional=True)
+        self.federation, self.fleet, self.policy = federation, fleet, policy or WaitForAll()
+        self.stay, self.choice = stay, choice
+        self.load = Workload(inner.algorithm, federation)
+        self.spent = Spent()
+        self.events: Events | None = None
+
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        self._turn(at)
+        ids, task = clients.numpy(), asks[0].tasks[0]
+        devices = self.fleet.devices(ids)
+        there = self._available(at, ids, devices)
+        asleep = [Drop(client, task, "not available in this round") for client in ids[~there].tolist()]
+        ids, devices = ids[there], Devices(*(column[there] for column in devices))
+        self.load.open(at, asks)
+        works = [self.load.of(ask, ids) for ask in asks]
+        phase = self._phase(at, ids, devices, works)
+        asks, phase = self._shortened(asks, works, phase)
+        end = self._end(at, phase)
+        self._note(asks, devices, works, phase, end)
+        before = len(self.ledger)
+        replies, dropped = self._carry(at, asks, phase, end)
+        self._book_lost(before, works, phase, end)
+        lost = [
+            Drop(int(phase.clients[k]), task, end.why(k)) for k in np.flatnonzero(phase.active & ~end.good).tolist()
+        ]
+        return replies, [*dropped, *lost, *asleep]
+
+    def _turn(self, at: At) -> None:
+        """A new round begins; what was set up before the first belongs to the first."""
+        if at.round != self.spent.round:
+            goes_on = at.round == 1 and self.spent.round == 0
+            self.spent = replace(self.spent, round=1) if goes_on else Spent(at.round)
+
+    def _available(self, at: At, ids: Array, devices: Devices) -> Array:
+        if (devices.availability >= 1).all():
+            return np.ones(len(ids), bool)
+        found: Array = uniform(fold(at.seed, AVAILABLE, at.round), ids) < devices.availability
+        return found
+
+    def _phase(self, at: At, ids: Array, devices: Devices, works: list[Work]) -> Phase:
+        rate_down, rate_up = self.fleet.rates(at, ids, devices)
+        jobs, flops, down, up = (np.sum([work[column] for work in works], axis=0) for column in range(4))
+        seconds = (devices.latency, 8 * down / rate_down, flops / devices.flops, 8 * up / rate_up)
+        watts = (devices.receive_watts, devices.compute_watts, devices.transmit_watts)
+        return Phase(ids, *seconds, watts, jobs > 0)
+
+    def _shortened(self, asks: tuple[Ask, ...], works: list[Work], phase: Phase) -> tuple[tuple[Ask, ...], Phase]:
+        """The asks with the steps that fit the policy's budget, and the phase that follows."""
+        budget = self.policy.budget(phase.seconds, phase.compute)
+        if budget is None:
+            return asks, phase
+        some = np.where(phase.compute > 0, phase.compute, 1.0)
+        share = np.where(phase.compute > 0, np.clip(budget / some, 0.0, 1.0), 1.0)
+        found, flops = list[Ask](), np.zeros(len(share))
+        for ask, work in zip(asks, works, strict=True):
+            steps = np.maximum(1, np.floor(work.steps * share + 1e-9)).astype(np.int64)
+            limits = dict(zip(phase.clients.tolist(), map(tuple, steps.T.tolist()), strict=True))
+            found.append(replace(ask, limits=limits))
+            flops += self.load.limited(ask, phase.clients, steps)
+        total = sum(work.flops for work in works)
+        return tuple(found), replace(phase, compute=phase.compute * flops / np.where(total > 0, total, 1.0))
+
+    def _end(self, at: At, phase: Phase) -> End:
+        """Whose answers count, and until when each client works; one without anything to do is no matter."""
+        left = np.full(len(phase.clients), np.inf)
+        if self.stay is not None:
+            left = self.stay * exponential(fold(at.seed, LEAVING, at.round, at.phase), phase.clients)
+        active, good = phase.active, ~phase.active
+        cut = self.policy.cut(phase.seconds[active], left[active])
+        good[active] = cut.good
+        until = np.where(active, np.minimum(np.minimum(phase.seconds, left), cut.seconds), 0.0)
+        return End(good, ~good & (left <= until), until, cut.seconds, cut.reason)
+
+    def _carry(self, at: At, asks: tuple[Ask, ...], phase: Phase, end: End) -> Replies:
+        if phase.active.any() and not (end.good & phase.active).any():
+            fastest = phase.seconds[phase.active].min()
+            raise TooFewReplies(
+                f"nobody answered '{asks[0].tasks[0]}': of {int(phase.active.sum())} clients the fastest needs "
+                f"{fastest:.3g} s, with {self.policy} and stay = {self.stay}: allow more time"
+            )
+        return self.inner.ask(at, asks, torch.from_numpy(phase.clients[end.good]))
+
+    def _note(self, asks: tuple[Ask, ...], devices: Devices, works: list[Work], phase: Phase, end: End) -> None:
+        spent = self.spent
+        spent.seconds += end.seconds
+        spent.joules += phase.joules(end.until)
+        spent.late += phase.clients[~end.good & ~end.left].tolist()
+        short = [int((work.memory > devices.memory)[work.jobs > 0].sum()) for work in works]
+        spent.short = max(spent.short, *short)
+        if _is_shown(spent.round):
+            spent.phases.append(timeline("+".join(asks[0].tasks), phase, end))
+
+    def _book_lost(self, before: int, works: list[Work], phase: Phase, end: End) -> None:
+        """What crossed to and from clients whose answers do not count belongs into the ledger as well."""
+        if end.good.all():
+            return
+        down, up = phase.crossed(end.until)
+        for at, work in enumerate(works, before):
+            lost, row = ~end.good & (work.jobs > 0), self.ledger.rows[at]
+            more_down, more_up = (
+                int(np.floor(share * size)[lost].sum()) for share, size in ((down, work.down), (up, work.up))
+            )
+            clients = row.clients + int(lost.sum())
+            self.ledger.rows[at] = replace(row, clients=clients, down=row.down + more_down, up=row.up + more_up)
+
+    def notes(self) -> dict[str, Any]:
+        spent = self.spent
+        found = {"virtual_seconds": spent.seconds, "joules": spent.joules, "late": sorted(set(spent.late))}
+        found |= {"short_of_memory": spent.short} if spent.short else {}
+        found |= spent.more
+        return {**self.inner.notes(), **found, **({"timeline": spent.phases} if spent.phases else {})}
+
+    def share(self, at: At, beta: float) -> None:
+        """Every client receives the shared examples, all at the same time."""
+        self._turn(at)
+        size = self.load.share(beta)
+        self.inner.share(at, beta)
+        if self.federation.clients > EVERYBODY:
+            return
+        ids = np.arange(self.federation.clients)
+        devices = self.fleet.devices(ids)
+        seconds = 8 * size / self.fleet.rates(at, ids, devices)[0]
+        self.spent.seconds += float(seconds.max())
+        self.spent.joules += float((devices.receive_watts * seconds).sum())
+
+    def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
+        if not isinstance(self.algorithm, Asynchronous):
+            return self.inner.advance(state, seed, round, size)
+        if self.events is None:
+            self.events = self._events(self.algorithm)
+        self.spent = Spent(round)
+        found, progress, row, spending = self.events.advance(state, seed, round, size)
+        self.ledger.add(row)
+        self.spent.seconds, self.spent.joules = spending.seconds, spending.joules
+        self.spent.more = {"server_steps": spending.steps, "staleness": spending.staleness}
+        return found, progress
+
+    def _events(self, algorithm: Asynchronous) -> Events:
+        link = self.inner
+        while isinstance(link, Around):
+            link = link.inner
+        if not isinstance(link, Simulator):
+            raise ValueError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
+        if type(self.policy) is not WaitForAll or self.choice is not None:
+            raise ValueError("asynchronous training waits for nobody: leave out policy and choose")
+        return Events(algorithm, link, self.load, self.fleet, self.federation.clients, self.stay)
+
+    def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
+        if self.choice is None:
+            return self.inner.choosing(clients, size)
+        return by_choice(self.choice, self.federation, self.fleet, self.load, size)
+
+    def about(self) -> dict[str, Any]:
+        found = by_kind(self.federation, self.fleet) if self.federation.clients <= EVERYBODY else {}
+        return {**self.inner.about(), **({"devices": found} if found else {})}
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.inner.settings(), "edge": self._described()}
+
+    def restore(self, settings: Mapping[str, Any]) -> None:
+        before = settings.get("edge")
+        if before is not None and before != self._described():
+            raise ValueError(f"the run was timed on {before}, now it is {self._described()}: restore that")
+        self.inner.restore({key: value for key, value in settings.items() if key != "edge"})
+
+    def _described(self) -> str:
+        return f"{self.fleet}, {self.policy}, stay={self.stay}, choice={self.choice}"
+
+
+def _is_shown(round: int) -> bool:
+    """Rounds 1, 10, 100, ..., and what goes before them."""
+    return round == 0 or str(round).strip("0") == "1"

@@ -1,0 +1,80 @@
+"""Choosing a cohort: by speed or by what clients hold, among candidates that are drawn evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedge.checks import at_least_one, choice
+from fedge.core import At
+from fedge.edge.devices import Fleet
+from fedge.edge.draws import Array
+from fedge.edge.work import Workload
+from fedge.federation import Federation
+from fedge.keys import COHORT, choose, fold
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Of `among` times as many clients as are wanted, take the fastest, or those with the rarest labels.
+
+    "speed": least 8 b / down + n_k c / FLOPs + 8 b / up, with the bytes b of the model and its FLOPs c per example.
+    "labels": one after another, the client whose labels the chosen ones hold least; every label gets its turn.
+    """
+
+    by: Literal["speed", "labels"] = "speed"
+    among: int = 3
+
+    def __post_init__(self) -> None:
+        choice("by", self.by, ("speed", "labels"))
+        at_least_one("among", self.among)
+
+
+def by_choice(rule: Choice, federation: Federation, fleet: Fleet, load: Workload, size: int) -> Callable[[At], Tensor]:
+    """The draw of a cohort as a function of the address alone."""
+    many = min(federation.clients, rule.among * size)
+    pick = _fastest(fleet, load) if rule.by == "speed" else _rarest(federation)
+
+    def draw(at: At) -> Tensor:
+        candidates = choose(fold(at.seed, COHORT, at.round, at.phase), federation.clients, many)
+        return torch.from_numpy(np.sort(candidates.numpy()[pick(candidates.numpy(), size)]))
+
+    return draw
+
+
+def _fastest(fleet: Fleet, load: Workload) -> Callable[[Array, int], Array]:
+    bits, flops = 8 * load.model_bytes, load.gradient_flops()
+
+    def pick(clients: Array, size: int) -> Array:
+        devices = fleet.devices(clients)
+        seconds = bits / devices.down + load.sizes(clients) * flops / devices.flops + bits / devices.up
+        found: Array = seconds.argsort(kind="stable")[:size]
+        return found
+
+    return pick
+
+
+def _rarest(federation: Federation) -> Callable[[Array, int], Array]:
+    labels, classes = federation.data.train_y.cpu(), federation.data.classes
+    if not classes:
+        raise ValueError("cohorts are to be chosen by labels, but this is a regression: choose by speed, or evenly")
+
+    def pick(clients: Array, size: int) -> Array:
+        held = np.zeros((len(clients), classes), bool)
+        for at, client in enumerate(clients.tolist()):
+            held[at, labels[federation.examples(client).cpu()].unique().numpy()] = True
+        count, free, found = np.zeros(classes), np.ones(len(clients), bool), list[int]()
+        for _ in range(size):
+            crowd = np.where(free, (held * count).sum(1) / held.sum(1), np.inf)
+            best = int(crowd.argmin())
+            found.append(best)
+            free[best] = False
+            count += held[best]
+        return np.array(found)
+
+    return pick

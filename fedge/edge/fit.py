@@ -1,0 +1,159 @@
+"""From the times that a real fleet logged to the devices that reproduce them.
+
+Every record of a fleet's run says how long each phase took and, by client, how long its process took to start, how long
+it worked, and the bytes of its messages. What each client had to do is counted in a simulation of the same experiment.
+
+    FLOP/s of client k   = sum of its FLOPs / sum of its seconds at work
+    rest of a phase      = its seconds - max_k (start_k + work_k),  fitted by  a + b * (largest message, down and up)
+    latency of client k  = a + mean start_k;   rate = 8 / b bit/s, or without limit where messages are all of one size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedge.core import Ask, At
+from fedge.edge.devices import Devices
+from fedge.edge.draws import Array
+from fedge.edge.work import Workload
+from fedge.engine.links.base_link import Around, BaseLink, Replies
+from fedge.federation import Federation
+
+FAST = 1e12  # bit/s: so fast that a message takes no time
+VARIES = 0.2  # of the mean: sizes that vary less say nothing about a rate
+
+Jobs = dict[tuple[int, int], dict[int, float]]  # (round, phase) -> client -> FLOPs
+
+
+class Counting(Around):
+    """Writes down the FLOPs of every client in every phase."""
+
+    def __init__(self, inner: BaseLink, federation: Federation) -> None:
+        super().__init__(inner)
+        self.load, self.flops = Workload(inner.algorithm, federation), Jobs()
+
+    def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        ids = clients.numpy()
+        self.load.open(at, asks)
+        total = np.sum([self.load.of(ask, ids).flops for ask in asks], axis=0)
+        self.flops[(at.round, at.phase)] = dict(zip(ids.tolist(), total.tolist(), strict=True))
+        return self.inner.ask(at, asks, clients)
+
+    def share(self, at: At, beta: float) -> None:
+        self.load.share(beta)
+        self.inner.share(at, beta)
+
+
+class Seen(NamedTuple):
+    """One client in one phase: process start and work in seconds, and the bytes of its messages, both ways."""
+
+    client: int
+    start: float
+    work: float
+    moved: float
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One phase of a fleet."""
+
+    at: tuple[int, int]
+    seconds: float
+    clients: tuple[Seen, ...]
+
+    @property
+    def busy(self) -> float:
+        return max(one.start + one.work for one in self.clients)
+
+    @property
+    def moved(self) -> float:
+        return max(one.moved for one in self.clients)
+
+
+class Fitted(NamedTuple):
+    """Devices by client, and how well they tell the rounds they were fitted to: measured and predicted seconds."""
+
+    devices: Devices
+    clients: list[int]
+    measured: list[float]
+    predicted: list[float]
+
+    @property
+    def error(self) -> float:
+        """The median over rounds of |predicted / measured - 1|."""
+        return float(np.median(np.abs(np.array(self.predicted) / np.array(self.measured) - 1)))
+
+
+def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
+    """The phases that a run's records have; one in which a node was lost took as long as that took to be seen."""
+    found = []
+    for record in records:
+        for phase in record.get("phases") or []:
+            seen = tuple(Seen(client, start, work, down + up) for client, start, work, down, up in phase["clients"])
+            if seen and all(one.work > 0 for one in seen):
+                found.append(Logged((phase["round"], phase["phase"]), phase["seconds"], seen))
+    return found
+
+
+def fit(phases: list[Logged], flops: Jobs) -> Fitted:
+    """The devices of the clients that were seen; a phase counts if the simulation asked the same clients in it."""
+    known = [one for one in phases if one.at in flops and {s.client for s in one.clients} <= flops[one.at].keys()]
+    if not known:
+        raise ValueError(
+            "no phase with times of nodes: the run must come from a real fleet (fedge deploy) of this version of fedge"
+        )
+    clients = sorted({seen.client for phase in known for seen in phase.clients})
+    place = {client: at for at, client in enumerate(clients)}
+    done, work, start, count = np.zeros((4, len(clients)))
+    for phase in known:
+        for seen in phase.clients:
+            at = place[seen.client]
+            done[at] += flops[phase.at][seen.client]
+            work[at] += seen.work
+            start[at] += seen.start
+            count[at] += 1
+    rate = np.where(done > 0, done, 1.0) / work
+    begin, per_byte = _rest(known)
+    latency = begin + start / count
+    bits = np.full(len(clients), 8 / per_byte if per_byte > 0 else FAST)
+    zeros = np.zeros(len(clients))
+    memory, sure = np.full(len(clients), np.inf), np.ones(len(clients))
+    devices = Devices(rate, bits, bits, zeros, zeros, zeros, memory, latency, sure, zeros.astype(np.int64))
+    return Fitted(devices, clients, *_rounds(known, flops, devices, place))
+
+
+def _rest(phases: list[Logged]) -> tuple[float, float]:
+    """Seconds of a phase that are neither start nor work: so many at least, and so many per byte."""
+    rest = np.array([max(0.0, phase.seconds - phase.busy) for phase in phases])
+    moved = np.array([phase.moved for phase in phases])
+    if len(phases) < 3 or moved.std() < VARIES * moved.mean():
+        return float(rest.mean()), 0.0
+    slope = float(((moved - moved.mean()) * (rest - rest.mean())).sum() / ((moved - moved.mean()) ** 2).sum())
+    slope = max(0.0, slope)
+    begin = float((rest - slope * moved).mean())
+    return (begin, slope) if begin >= 0 else (0.0, float((rest * moved).sum() / (moved * moved).sum()))
+
+
+def _rounds(
+    phases: list[Logged], flops: Jobs, devices: Devices, place: Mapping[int, int]
+) -> tuple[list[float], list[float]]:
+    """Measured and predicted seconds, by round."""
+    measured: dict[int, float] = {}
+    predicted: dict[int, float] = {}
+    for phase in phases:
+        taken: Array = np.array(
+            [_seconds(seen, flops[phase.at][seen.client], devices, place) for seen in phase.clients]
+        )
+        measured[phase.at[0]] = measured.get(phase.at[0], 0.0) + phase.seconds
+        predicted[phase.at[0]] = predicted.get(phase.at[0], 0.0) + float(taken.max())
+    return list(measured.values()), list(predicted.values())
+
+
+def _seconds(seen: Seen, flops: float, devices: Devices, place: Mapping[int, int]) -> float:
+    at = place[seen.client]
+    return float(devices.latency[at] + flops / devices.flops[at] + 8 * seen.moved / devices.down[at])

@@ -1,0 +1,54 @@
+"""The table [edge] of an experiment file: which devices the clients have, and whom the server waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedge.edge.clock import Clock
+from fedge.edge.cohorts import Choice
+from fedge.edge.devices import Fleet, Profiles
+from fedge.edge.policies import Deadline, FirstOf, PartialWork
+from fedge.edge.profiles import Kind, NetworkName
+from fedge.edge.table import Table
+from fedge.edge.wireless import Cell
+from fedge.engine.links.base_link import BaseLink
+from fedge.federation import Federation
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The fields of [edge].
+
+    Devices are those of a `file` (CSV), of a wireless `cell`, or else of a `profile`, or several with equal shares, on
+    its usual `network` or another one.
+    """
+
+    profile: Kind | tuple[Kind, ...] = "phone"
+    network: NetworkName | None = None
+    spread: float = 1.0
+    correlation: float = 0.0
+    availability: float = 1.0
+    seed: int = 0
+    cell: Cell | None = None
+    file: str | None = None
+    policy: Deadline | FirstOf | PartialWork | None = None
+    stay: float | None = None
+    choose: Literal["speed", "labels"] | None = None
+    among: int = 3
+
+    def __post_init__(self) -> None:
+        if self.cell is not None and self.file is not None:
+            raise ValueError("there are a cell and a file: devices come from one of them")
+
+    def fleet(self, clients: int) -> Fleet:
+        if self.file is not None:
+            return Table(self.file, clients, self.seed)
+        if self.cell is not None:
+            return self.cell
+        return Profiles(self.profile, self.network, self.spread, self.correlation, self.availability, self.seed)
+
+    def clock(self, link: BaseLink, federation: Federation) -> Clock:
+        """The link with a clock around it."""
+        choice = None if self.choose is None else Choice(self.choose, self.among)
+        return Clock(link, federation, self.fleet(federation.clients), self.policy, stay=self.stay, choice=choice)

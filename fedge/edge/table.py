@@ -1,0 +1,103 @@
+"""Devices from a CSV file, one row per device."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedge.checks import nearest
+from fedge.edge.devices import KIND, Devices, Fleet
+from fedge.edge.draws import Array, uniform
+from fedge.keys import DEVICE, fold
+
+NEEDED = ("flops", "down", "up")
+OPTIONAL = {
+    "compute_watts": 0.0,
+    "receive_watts": 0.0,
+    "transmit_watts": 0.0,
+    "memory": math.inf,
+    "latency": 0.0,
+    "availability": 1.0,
+}
+COLUMNS = (*NEEDED, *OPTIONAL)
+
+
+@dataclass(frozen=True)
+class Table(Fleet):
+    """Row k of the file is the device of client k. Of a file with fewer rows than clients, every client draws one.
+
+    Columns: `flops` (FLOP/s), `down` and `up` (bit/s); if they are there, `compute_watts`, `receive_watts`,
+    `transmit_watts`, `memory` (bytes), `latency` (seconds per phase), `availability` (a probability), and
+    `kind` (any word).
+    """
+
+    file: str
+    clients: int
+    seed: int = 0
+    rows: Array = field(init=False, repr=False, compare=False)  # [columns, rows]
+    kind: Array = field(init=False, repr=False, compare=False)
+    kinds: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        lines = _read(Path(self.file))
+        words = [line.get("kind") or "device" for line in lines]
+        kinds = tuple(dict.fromkeys(words))
+        numbers = [[_number(self.file, at, name, line) for name in COLUMNS] for at, line in enumerate(lines, 2)]
+        object.__setattr__(self, "rows", np.array(numbers, dtype=np.float64).T)
+        object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "kind", np.array([kinds.index(word) for word in words]))
+
+    def devices(self, clients: Array) -> Devices:
+        count = self.rows.shape[1]
+        drawn = uniform(fold(self.seed, DEVICE), clients, KIND)
+        row = clients if count >= self.clients else (drawn * count).astype(np.int64)
+        return Devices._make([*self.rows[:, row], self.kind[row]])
+
+
+def write(path: Path | str, found: Devices, kinds: tuple[str, ...]) -> None:
+    """A file that `Table` reads back as these devices."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["kind", *COLUMNS])
+        for kind, *numbers in zip(found.kind, *found[: len(COLUMNS)], strict=True):
+            writer.writerow([kinds[kind], *(repr(float(number)) for number in numbers)])
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    try:
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"cannot read the devices in {path}: {error.strerror}") from error
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    head = list(reader.fieldnames or [])
+    for name in NEEDED:
+        if name not in head:
+            raise ValueError(f"{path} has no column {name!r}, it has {head}: needed are {', '.join(NEEDED)}")
+    for name in head:
+        if name not in (*COLUMNS, "kind"):
+            known = ", ".join(("kind", *COLUMNS))
+            raise ValueError(f"{path} has an unknown column {name!r}{nearest(name, COLUMNS)}: known are {known}")
+    lines = list(reader)
+    if not lines:
+        raise ValueError(f"{path} has no rows: write one per device")
+    return lines
+
+
+def _number(file: str, line: int, name: str, row: dict[str, str]) -> float:
+    text = (row.get(name) or "").strip()
+    if not text and name in OPTIONAL:
+        return OPTIONAL[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    least = name in NEEDED
+    most = 1.0 if name == "availability" else math.inf
+    if math.isnan(value) or value < 0 or (least and (value == 0 or value == math.inf)) or value > most:
+        wanted = "a number above 0" if least else f"a number of at least 0{' and at most 1' if most == 1 else ''}"
+        raise ValueError(f"{file}, line {line}: {name} is {text!r}, it must be {wanted}")
+    return value

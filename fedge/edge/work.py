@@ -1,0 +1,214 @@
+"""What an ask costs every client, before anybody is asked: FLOPs of the fold, bytes down, bytes up.
+
+FLOPs are counted, not guessed: one step of the task is run on one example and on two, and the matrix products and
+convolutions in it are added up. A client with n examples does  jobs * (steps * per_step + visits * per_example + once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fedge import tree
+from fedge.core import Algorithm, Ask, At, Batch, Payload, Task
+from fedge.edge.draws import Array
+from fedge.engine.clients.directory import Directory
+from fedge.engine.clients.run_task import finished, one_step, parted
+from fedge.engine.links.base_link import begins_anew, named
+from fedge.engine.uploads.coding import sent_template
+from fedge.federation import Federation
+from fedge.handle import Handle, parameters
+from fedge.ledger import payload_bytes
+
+
+class Cost(NamedTuple):
+    """One job of one task: FLOPs of a step, of an example in it, and of start and finish; bytes and parts it keeps."""
+
+    step: float
+    example: float
+    once: float
+    up: int
+    keeps: Payload
+    memory: int
+
+
+class Work(NamedTuple):
+    """One ask, by client, [C] each; of `steps` and `limits` one row per task."""
+
+    jobs: Array
+    flops: Array
+    down: Array  # bytes
+    up: Array
+    memory: Array  # bytes: at least so many are needed at once
+    steps: Array  # [tasks, C], all that the task asks for
+
+
+class Workload:
+    """Counts what asks cost the clients of a federation."""
+
+    def __init__(self, algorithm: Algorithm[Any], federation: Federation) -> None:
+        self.federation, self.data = federation, federation.data
+        dtype = next(iter(algorithm.model.parameters())).dtype
+        x = self.data.train_x[:1].cpu()
+        self.x, self.y = x.to(dtype) if x.is_floating_point() else x, self.data.train_y[:1].cpu()
+        self.handle = Handle(algorithm.model, algorithm.loss)
+        self.tasks: Mapping[str, Task] = algorithm.tasks(self.handle)
+        self.params = parameters(algorithm.model)
+        self.model_bytes = sum(leaf.nbytes for leaf in self.params.values())
+        self.offsets: Array = federation.offsets.cpu().numpy()
+        self.directory = Directory(federation.clients, self._rows_of, self._examples)
+        self.shared = 0  # examples that every client got
+        self._known: Payload = {}  # one row's worth of what the cohort holds
+        self._costs: dict[Any, list[Cost]] = {}
+
+    def _rows_of(self, client: int, task: Task) -> list[int]:
+        assert task.holds is not None
+        labels = self.data.train_y[self.federation.examples(client)].cpu().unique()
+        return list(task.holds(labels).nonzero().flatten().tolist())
+
+    def _examples(self, clients: Tensor) -> Tensor:
+        return torch.from_numpy(self.sizes(clients.numpy()))
+
+    def share(self, beta: float) -> int:
+        """Every client now folds over some shared examples as well; returns the bytes that one client got."""
+        wanted = max(1, round(beta * len(self.federation.index) / self.federation.clients))
+        self.shared = min(wanted, len(self.data.train_y))
+        return self.shared * (self.x[0].nbytes + self.y[0].nbytes)
+
+    def sizes(self, clients: Array) -> Array:
+        found: Array = self.offsets[clients + 1] - self.offsets[clients] + self.shared
+        return found
+
+    def open(self, at: At, asks: tuple[Ask, ...]) -> None:
+        """A phase begins."""
+        if begins_anew(at, asks):
+            self._known = {}
+
+    def of(self, ask: Ask, clients: Array) -> Work:
+        """What an ask costs these clients when they do all of it."""
+        tasks = named(self.tasks, ask)
+        rows = None if tasks[0].rows is None else len(ask.rows if ask.rows is not None else range(tasks[0].rows))
+        sent = ask.send if rows is None else {name: tree.take(part, 0) for name, part in ask.send.items()}
+        costs, n = self._cost(ask, tasks, sent), self.sizes(clients)
+        jobs = np.ones(len(clients), np.int64) if rows is None else self._jobs(ask, tasks[0], clients)
+        steps = np.array([_steps(task, n) for task in tasks])
+        up = sum(cost.up for cost in costs)
+        need = payload_bytes(sent) + max(cost.memory for cost in costs)
+        bytes_down = payload_bytes(ask.send) // (rows or 1)
+        flops = jobs * self.flops(tasks, costs, n, steps)
+        return Work(jobs, flops, jobs * bytes_down, jobs * up, np.full(len(clients), need), steps)
+
+    def limited(self, ask: Ask, clients: Array, steps: Array) -> Array:
+        """The FLOPs, [C], if clients do so many steps of each task, [tasks, C]; after `of`."""
+        tasks, n = named(self.tasks, ask), self.sizes(clients)
+        jobs = 1 if tasks[0].rows is None else self._jobs(ask, tasks[0], clients)
+        found: Array = jobs * self.flops(tasks, self._costs[self._kind(ask)], n, steps)
+        return found
+
+    @staticmethod
+    def flops(tasks: list[Task], costs: list[Cost], n: Array, steps: Array) -> Array:
+        """FLOPs of one job per client."""
+        total = np.zeros(len(n))
+        for task, cost, taken in zip(tasks, costs, steps, strict=True):
+            total += cost.once + cost.step * taken + cost.example * _visits(task, n, taken)
+        return total
+
+    def _jobs(self, ask: Ask, task: Task, clients: Array) -> Array:
+        asked = None if ask.rows is None else set(ask.rows)
+        held = [self.directory.rows(client, task) for client in clients.tolist()]
+        return np.array([len(rows) if asked is None else sum(row in asked for row in rows) for rows in held])
+
+    def _kind(self, ask: Ask) -> Any:
+        shapes = ((part, name, leaf.shape) for part, leaves in ask.send.items() for name, leaf in leaves.items())
+        return (ask.tasks, ask.reuse, len(ask.rows or ()), *shapes)
+
+    @torch.no_grad()
+    def _cost(self, ask: Ask, tasks: list[Task], sent: Payload) -> list[Cost]:
+        kind = self._kind(ask)
+        if kind not in self._costs:
+            here = {name: {key: leaf.cpu() for key, leaf in part.items()} for name, part in sent.items()}
+            known, costs = self._known | here, list[Cost]()
+            for task in tasks:
+                costs.append(self._measure(task, known))
+                known = known | costs[-1].keeps
+            self._costs[kind] = costs
+        # what the cohort now holds: shapes are all that matters, so it is enough to know it once
+        self._known |= {name: part for name, part in sent.items() if name not in self._known}
+        for cost in self._costs[kind]:
+            self._known |= cost.keeps
+        return self._costs[kind]
+
+    def _measure(self, task: Task, sent: Payload) -> Cost:
+        known = {name: tree.map_(lambda leaf: leaf.cpu(), part) for name, part in sent.items()}
+        known = known if task.first is None else {**known, **task.first(known)}
+        step, row = one_step(task), torch.tensor(0)
+        with Counted() as begin:
+            carry = task.start(known)
+        found = []
+        for examples in (1, 2):
+            with Counted() as counted:
+                step(known, carry, self._batch(examples), row)
+            found.append(counted.total)
+        with Counted() as end:
+            upload, weight = finished(task, known, carry, torch.tensor(1), torch.tensor(0))
+        example = max(0, found[1] - found[0])
+        return Cost(
+            max(0, found[0] - example),
+            example,
+            begin.total + end.total,
+            0 if task.private else _uploaded(task, upload, weight),
+            {part: upload[part] for part in task.keeps},
+            payload_bytes(upload),
+        )
+
+    def gradient_flops(self) -> float:
+        """FLOPs of the gradient of one example."""
+        found = []
+        for examples in (1, 2):
+            with torch.no_grad(), Counted() as counted:
+                self.handle.grad({name: leaf.cpu() for name, leaf in self.params.items()}, self._batch(examples))
+            found.append(counted.total)
+        return float(found[1] - found[0])
+
+    def _batch(self, examples: int) -> Batch:
+        again = torch.zeros(examples, dtype=torch.long)
+        return Batch(self.x[again], self.y[again], torch.ones(examples, dtype=torch.bool), torch.tensor(0))
+
+
+def _uploaded(task: Task, upload: Payload, weight: Tensor) -> int:
+    return payload_bytes(sent_template(task, parted(task, upload)[0], torch.tensor(0))) + weight.nbytes
+
+
+def _steps(task: Task, n: Array) -> Array:
+    """`task.steps` of many clients."""
+    full = task.epochs * -(-n // np.minimum(n if task.batch_size is None else task.batch_size, n))
+    found: Array = full if task.batches is None else np.minimum(full, task.batches)
+    return found
+
+
+def _visits(task: Task, n: Array, steps: Array) -> Array:
+    """Examples in the first so many batches; the last batch of an epoch may be smaller."""
+    size = np.minimum(n if task.batch_size is None else task.batch_size, n)
+    a_pass = -(-n // size)
+    found: Array = steps // a_pass * n + np.minimum(steps % a_pass * size, n)
+    return found
+
+
+class Counted(TorchDispatchMode):
+    """Adds up the FLOPs of matrix products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        self.total += count(*args, **(kwargs or {}), out_val=out) if count is not None else 0
+        return out

@@ -1,0 +1,289 @@
+"""Asynchronous training against a plain loop over events, one client at a time, in float64."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedge
+from fedge.core import At
+from fedge.edge import Clock, Deadline, Profiles
+from fedge.edge.draws import exponential
+from fedge.engine import Loopback, Simulator
+from fedge.engine.clients.batches import client_key, one_client
+from fedge.experiment import ExperimentError, compare, parse
+from fedge.handle import Handle, parameters
+from fedge.keys import DISPATCH, LEAVING, choose, fold
+from tests.cases import close, ragged, toy_data, toy_model
+from tests.test_edge import TOML
+
+FLEET = Profiles(("phone", "raspberry_pi"), spread=30.0, seed=4)
+SEED = 3
+
+
+def fedavg(outputs: int = 3, **options: Any) -> fedge.FedAvg:
+    return fedge.FedAvg(toy_model(outputs=outputs), **({"lr": 0.2, "epochs": 2, "batch_size": 4} | options))
+
+
+ALGORITHMS = {
+    "fedbuff": lambda: fedge.FedBuff(fedavg(), buffer=3),
+    "fedbuff_weighted": lambda: fedge.FedBuff(fedavg(), buffer=2, weighted=True, staleness=1.0),
+    "fedbuff_fresh": lambda: fedge.FedBuff(fedavg(), buffer=2, staleness=0.0),
+    "fedasync": lambda: fedge.FedAsync(fedavg(), alpha=0.7),
+    "fedbuff_fedova": lambda: fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=2),
+    "fedasync_fedova": lambda: fedge.FedAsync(fedge.FedOVA(fedavg(2), classes=3), alpha=0.5, staleness=1.0),
+}
+
+
+def run(algorithm: Any, rounds: int = 4, cohort: int = 3, **options: Any) -> fedge.Run:
+    where = ragged(toy_data())
+    clock = {name: options.pop(name) for name in ("stay", "policy") if name in options}
+    link = Clock(Simulator(algorithm, where, **options.pop("engine", {})), where, FLEET, **clock)
+    return fedge.train(algorithm, where, rounds=rounds, cohort=cohort, seed=SEED, link=link, **options)
+
+
+class Plain:
+    """Twenty lines of events: who answers when, what it trained, and what the server makes of it."""
+
+    def __init__(self, algorithm: Any, size: int, stay: float = math.inf) -> None:
+        self.algorithm, self.size, self.stay, self.where = algorithm, size, stay, ragged(toy_data())
+        self.base, self.ova = algorithm.base, algorithm.rows is not None
+        self.model = Handle(self.base.model, self.base.loss)
+        labels = [sorted(set(self.where.data.train_y[self.where.examples(k)].tolist())) for k in range(7)]
+        self.rows = labels if self.ova else [[0]] * 7
+        self.devices = FLEET.devices(np.arange(7))
+        self.models = [parameters(self.base.model) for _ in range(algorithm.rows or 1)]
+        self.versions, self.buffers = [0] * len(self.models), [[] for _ in self.models]
+        self.now, self.number, self.flights = 0.0, 0, list[Any]()
+        self.left = list[int]()
+        for client in choose(fold(SEED, DISPATCH), 7, size).tolist():
+            self.send(client)
+
+    def send(self, client: int) -> None:
+        stays = (
+            self.stay * exponential(fold(SEED, LEAVING), np.array([self.number]))[0]
+            if self.stay < math.inf
+            else math.inf
+        )
+        took = [(row, self.versions[row], self.models[row]) for row in self.rows[client]]
+        until = min(self.seconds(client), stays)
+        self.flights.append((self.now + until, self.number, client, stays >= self.seconds(client), took))
+        self.number += 1
+
+    def seconds(self, k: int) -> float:
+        jobs, n, size = len(self.rows[k]), len(self.where.examples(k)), sum(p.numel() for p in self.models[0].values())
+        flops = 180 if self.ova else 210  # per example: 6-5-2 or 6-5-3, forwards and backwards
+        d = self.devices
+        down, up = 8 * jobs * 8 * size / d.down[k], 8 * jobs * (8 * size + 4) / d.up[k]
+        return float(d.latency[k] + down + jobs * self.base.epochs * n * flops / d.flops[k] + up)
+
+    def event(self) -> None:
+        self.flights.sort(key=lambda flight: flight[:2])
+        self.now, number, client, answers, took = self.flights.pop(0)
+        for row, version, start in took if answers else []:
+            end = self.local(start, client, number, row)
+            self.buffers[row].append((start, end, version, len(self.where.examples(client))))
+            if len(self.buffers[row]) == self.algorithm.buffer:
+                self.move(row)
+        self.left += [] if answers else [client]
+        busy, key = {flight[2] for flight in self.flights}, fold(fold(SEED, DISPATCH), self.number) & ((1 << 62) - 1)
+        idle = [k for k in range(7) if k not in busy]
+        while 2 * self.size <= 7 and key % 7 in busy:
+            key = fold(key, 0) & ((1 << 62) - 1)
+        self.send(key % 7 if 2 * self.size <= 7 else idle[key % len(idle)])
+
+    def local(self, start: dict, client: int, number: int, row: int) -> dict:
+        chosen = self.where.examples(client)
+        x, y = self.where.data.train_x[chosen], self.where.data.train_y[chosen]
+        task = fedge.Task(None, None, None, self.base.epochs, self.base.batch_size)
+        params = start
+        for batch in one_client(
+            task, x, (y == row).long() if self.ova else y, client_key(At(SEED, number + 1, 0), client)
+        ):
+            grad = self.model.grad(params, batch)
+            params = {name: leaf - self.base.lr * grad[name] for name, leaf in params.items()}
+        return params
+
+    def move(self, row: int) -> None:
+        now, arrived = self.models[row], self.buffers[row]
+        old = [self.versions[row] - version for _, _, version, _ in arrived]
+        s = [(1 + tau) ** -self.algorithm.staleness for tau in old]
+        if isinstance(self.algorithm, fedge.FedAsync):
+            a, end = self.algorithm.alpha * s[0], arrived[0][1]
+            self.models[row] = {name: (1 - a) * leaf + a * end[name] for name, leaf in now.items()}
+        else:
+            weights = [n if self.algorithm.weighted else 1 for *_, n in arrived]
+            moves = [
+                (w * tau / sum(weights), start, end)
+                for w, tau, (start, end, *_) in zip(weights, s, arrived, strict=True)
+            ]
+            self.models[row] = {
+                name: leaf + sum(share * (end[name] - start[name]) for share, start, end in moves)
+                for name, leaf in now.items()
+            }
+        self.versions[row], self.buffers[row] = self.versions[row] + 1, []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("cohort", "stay"), [(3, None), (5, None), (7, None), (3, 0.15)])
+def test_events_are_those_of_a_plain_loop(name: str, cohort: int, stay: float | None) -> None:
+    algorithm = ALGORITHMS[name]()
+    found, plain = run(algorithm, cohort=cohort, stay=stay), Plain(algorithm, cohort, stay or math.inf)
+    for record in found.history:
+        begin, left = plain.now, len(plain.left)
+        for _ in range(cohort):
+            plain.event()
+        assert record["virtual_seconds"] == pytest.approx(plain.now - begin, rel=1e-9)
+        assert [drop["client"] for drop in record["dropped"]] == plain.left[left:]
+    assert stay is None or plain.left
+    for row, params in enumerate(plain.models):
+        own = {n: leaf[row] for n, leaf in found.params.items()} if plain.ova else found.params
+        assert close(own, params) < 1e-11
+    assert sum(plain.versions) == sum(record["server_steps"] for record in found.history) > 2
+    assert found.state["events"]["versions"] == plain.versions
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_how_it_is_computed_does_not_matter(name: str) -> None:
+    whole = run(ALGORITHMS[name](), cohort=5)
+    for chunk in (1, 2):
+        assert close(whole.params, run(ALGORITHMS[name](), cohort=5, engine={"chunk": chunk}).params) < 1e-11
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resume_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    observe = fedge.Observe(checkpoint_every=1)
+    whole = run(ALGORITHMS[name](), rounds=6, stay=0.3)
+    run(ALGORITHMS[name](), rounds=3, out=tmp_path / "a", observe=observe, stay=0.3)
+    again = run(ALGORITHMS[name](), rounds=6, out=tmp_path / "a", observe=observe, resume=True, stay=0.3)
+    assert close(whole.params, again.params) == 0
+    assert whole.ledger.rows == again.ledger.rows
+    plain = [[{k: v for k, v in r.items() if k != "seconds"} for r in one.history] for one in (whole, again)]
+    assert plain[0] == plain[1]
+    half = run(ALGORITHMS[name](), rounds=3, stay=0.3)
+    assert close(whole.params, run(ALGORITHMS[name](), rounds=3, start=half, stay=0.3).params) == 0
+
+
+KILLED = TOML.replace(
+    'name = "fedavg"\nepochs = 1',
+    'name = "fedbuff"\nbuffer = 2\n[algorithm.inner]\nname = "fedova"\n'
+    '[algorithm.inner.inner]\nname = "fedavg"\nepochs = 1',
+)
+KILLED = (
+    KILLED.replace("rounds = 4", "rounds = 300").replace("checkpoint_every = 2", "checkpoint_every = 5")
+    + "[edge]\nspread = 10"
+)
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """kill -9 in the middle, twice."""
+    (tmp_path / "experiment.toml").write_text(KILLED)
+    words = [sys.executable, "-m", "fedge", "run", str(tmp_path / "experiment.toml"), "--quiet", "--no-report"]
+    words += ["--set", "train.rounds=40", "--out", str(tmp_path / "killed")]
+    rounds, seen = tmp_path / "killed/fedbuff/rounds.jsonl", 0
+    for more in ([], ["--resume"]):
+        process = subprocess.Popen([*words, *more], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while process.poll() is None and (not rounds.exists() or rounds.read_bytes().count(b"\n") < seen + 7):
+            time.sleep(0.02)
+        seen = rounds.read_bytes().count(b"\n")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "killed/fedbuff/summary.json").exists()
+    text = KILLED.replace("rounds = 300", "rounds = 40")
+    (resumed,) = compare(parse(tomllib.loads(text)), tmp_path / "killed", resume=True)
+    (whole,) = compare(parse(tomllib.loads(text)), tmp_path / "whole")
+    assert close(whole.run.params, resumed.run.params) == 0
+    assert whole.run.ledger.rows == resumed.run.ledger.rows
+
+
+def test_bytes_and_joules_by_hand() -> None:
+    """53 parameters of 8 bytes: the first cohort is sent out once more than it answers."""
+    found = run(fedge.FedBuff(fedavg(), buffer=3), rounds=3, cohort=3)
+    rows = found.ledger.rows
+    assert [row.down for row in rows] == [6 * 424, 3 * 424, 3 * 424]
+    assert [row.up for row in rows] == [3 * 428] * 3
+    plain = Plain(found.algorithm, 3)
+    d, joules = plain.devices, 0.0
+    for _ in range(3):
+        client = min(plain.flights, key=lambda flight: flight[:2])[2]
+        n = len(plain.where.examples(client))
+        joules += d.receive_watts[client] * 8 * 424 / d.down[client] + d.transmit_watts[client] * 8 * 428 / d.up[client]
+        joules += d.compute_watts[client] * 2 * n * 210 / d.flops[client]
+        plain.event()
+    assert found.history[0]["joules"] == pytest.approx(joules)
+
+
+def test_rare_classes_are_not_waited_for() -> None:
+    """Every class has its own number of versions, as many as its own clients filled its buffer."""
+    found = run(fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=2), rounds=10, cohort=5)
+    versions = found.state["events"]["versions"]
+    assert len(set(versions)) > 1
+    assert found.history[-1]["staleness"] > 0
+
+
+def test_an_upload_that_is_not_finite_is_dropped() -> None:
+    algorithm = fedge.FedBuff(fedavg(lr=1e200), buffer=3)
+    found = run(algorithm, rounds=2)
+    reasons = {drop["reason"] for record in found.history for drop in record["dropped"]}
+    assert reasons == {"its upload is not finite"}
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in found.params.values())
+
+
+def test_what_cannot_be_asynchronous_is_refused() -> None:
+    with pytest.raises(TypeError, match="FedBuff is around FedNova, it needs FedAvg or FedProx"):
+        fedge.FedBuff(fedge.FedNova(toy_model()))
+    with pytest.raises(ValueError, match="alpha is 2, it must be above 0 and at most 1"):
+        fedge.FedAsync(fedavg(), alpha=2)
+    algorithm, where = ALGORITHMS["fedbuff"](), ragged(toy_data())
+    with pytest.raises(ValueError, match=r"FedBuff needs to know who answers when: put a fedge\.edge\.Clock"):
+        fedge.train(algorithm, where, rounds=1)
+    with pytest.raises(ValueError, match="the link is a Loopback"):
+        fedge.train(algorithm, where, rounds=1, link=Clock(Loopback(algorithm, where), where, FLEET))
+    with pytest.raises(ValueError, match="waits for nobody: leave out policy"):
+        run(algorithm, policy=Deadline(1.0))
+
+
+def test_an_experiment_without_devices_says_so(tmp_path: Path) -> None:
+    text = KILLED.split("[edge]")[0]
+    with pytest.raises(ExperimentError, match=r"fedbuff: FedBuff needs to know .* table \[edge\]"):
+        compare(parse(tomllib.loads(text)), tmp_path / "a")
+
+
+@pytest.mark.parametrize("cohort", [100, 9000])
+def test_events_cost_little(cohort: int) -> None:
+    """10,000 clients; everything but the training itself. The limit is wide: machines differ and are shared."""
+    data = toy_data(examples=10_000)
+    where = fedge.Federation(data, torch.arange(10_000).view(-1, 1).numpy())
+    algorithm = fedge.FedBuff(fedavg(epochs=1), buffer=50)
+    link = Clock(Simulator(algorithm, where), where, Profiles("phone", spread=10.0))
+    spent = 0.0
+    events = link._events(algorithm)
+    train = events._train
+
+    def timed() -> None:
+        nonlocal spent
+        begin = time.process_time()
+        train()
+        spent += time.process_time() - begin
+
+    events._train = timed  # type: ignore[method-assign]
+    state = algorithm.init(parameters(algorithm.model))
+    state, *_ = events.advance(state, 0, 1, cohort)
+    begin, spent = time.process_time(), 0.0
+    rounds = max(2, 1000 // cohort)
+    for number in range(2, 2 + rounds):
+        state, *_ = events.advance(state, 0, number, cohort)
+    each = (time.process_time() - begin - spent) / (rounds * cohort)
+    print(f"{1e6 * each:.1f} microseconds per event, {1e6 * spent / rounds / cohort:.1f} more to train")
+    assert each < 500e-6

@@ -1,0 +1,590 @@
+"""Devices, the virtual clock and its policies, against calculations by hand and a plain loop."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedge
+from fedge.core import At
+from fedge.edge import (
+    Cell,
+    Choice,
+    Clock,
+    Deadline,
+    FirstOf,
+    PartialWork,
+    Profiles,
+    Table,
+    WaitForAll,
+    accuracy_by_kind,
+    by_kind,
+)
+from fedge.edge.devices import Devices
+from fedge.edge.policies import Policy
+from fedge.edge.profiles import NETWORKS, PROFILES
+from fedge.edge.table import COLUMNS, write
+from fedge.edge.work import Workload
+from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
+from fedge.experiment import Experiment, ExperimentError, compare, load, parse
+from fedge.runs.folder import RunFolderError
+from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
+
+SLOW = Profiles(("phone", "raspberry_pi"), spread=30.0, correlation=0.5, seed=4)
+
+
+def federation() -> fedge.Federation:
+    return ragged(toy_data())
+
+
+def fedavg(**options) -> fedge.FedAvg:
+    return fedge.FedAvg(toy_model(), **({"lr": 0.2, "epochs": 2, "batch_size": 4} | options))
+
+
+def device_file(path: Path, rows: list[tuple[float, ...]]) -> str:
+    """flops, down, up, compute, receive and transmit watts, memory, latency."""
+    lines = ["flops,down,up,compute_watts,receive_watts,transmit_watts,memory,latency"]
+    path.write_text("\n".join([*lines, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return str(path)
+
+
+def trained(algorithm, fleet=SLOW, policy: Policy | None = None, kind=Simulator, rounds=3, **options) -> fedge.Run:
+    where = federation()
+    link = Clock(kind(algorithm, where), where, fleet, policy, **options)
+    return fedge.train(algorithm, where, rounds=rounds, cohort=5, seed=3, link=link)
+
+
+# By hand
+
+
+def test_three_clients_by_hand(tmp_path: Path) -> None:
+    """53 parameters of 8 bytes; 210 FLOPs per example: 2 * 45 forwards, as much for weights, 2 * 15 for the hidden."""
+    data = toy_data()
+    where = fedge.Federation(data, [[0, 1, 2], [3, 4, 5, 6], [7]])
+    rows = [(1000.0, 8000.0, 4000.0, 2.0, 0.5, 1.0, 1e9, 0.0), (2000.0, 4000.0, 2000.0, 3.0, 0.25, 2.0, 1e9, 0.5)]
+    rows.append((500.0, 1000.0, 1000.0, 1.0, 1.0, 4.0, 1e9, 0.0))
+    algorithm = fedavg(epochs=2, batch_size=2)
+    link = Clock(Simulator(algorithm, where), where, Table(device_file(tmp_path / "d.csv", rows), 3))
+    run = fedge.train(algorithm, where, rounds=2, link=link)
+    bits_down, bits_up = 8 * 53 * 8, 8 * (53 * 8 + 4)
+    down = [bits_down / 8000, bits_down / 4000, bits_down / 1000]
+    work = [2 * 3 * 210 / 1000, 2 * 4 * 210 / 2000, 2 * 1 * 210 / 500]
+    up = [bits_up / 4000, bits_up / 2000, bits_up / 1000]
+    seconds = [down[0] + work[0] + up[0], 0.5 + down[1] + work[1] + up[1], down[2] + work[2] + up[2]]
+    joules = [0.5 * down[0] + 2 * work[0] + up[0], 0.25 * down[1] + 3 * work[1] + 2 * up[1]]
+    joules.append(down[2] + work[2] + 4 * up[2])
+    for record in run.history:
+        assert record["virtual_seconds"] == pytest.approx(max(seconds), rel=1e-14)
+        assert record["joules"] == pytest.approx(sum(joules), rel=1e-14)
+        assert record["late"] == []
+    shown = run.history[0]["timeline"][0]["clients"][1]
+    assert (shown[0], shown[5]) == (1, True)
+    assert shown[1:5] == pytest.approx([0.5, down[1], work[1], up[1]])
+    assert "timeline" not in run.history[1]
+    assert run.summary()["virtual_seconds"] == pytest.approx(2 * max(seconds))
+    assert run.summary()["joules"] == pytest.approx(2 * sum(joules))
+
+
+def test_many_clients_have_a_closed_form() -> None:
+    """C equal devices: T = 8 b / r + E n c / f + 8 (b + 4) / r', and C times the energy of one."""
+    data, clients = toy_data(examples=3000), 1000
+    where = fedge.Federation(data, torch.arange(3000).view(clients, 3).numpy())
+    algorithm = fedavg(epochs=4)
+    run = fedge.train(
+        algorithm, where, rounds=1, link=Clock(Simulator(algorithm, where), where, Profiles("raspberry_pi"))
+    )
+    device, radio = PROFILES["raspberry_pi"], NETWORKS["wifi"]
+    down, work, up = 8 * 424 / radio.down, 4 * 3 * 210 / device.flops, 8 * 428 / radio.up
+    joules = radio.receive_watts * down + device.compute_watts * work + radio.transmit_watts * up
+    assert run.history[0]["virtual_seconds"] == pytest.approx(radio.latency + down + work + up, rel=1e-12)
+    assert run.history[0]["joules"] == pytest.approx(clients * joules, rel=1e-12)
+
+
+def test_those_who_leave_are_as_many_as_the_closed_form_says() -> None:
+    """P(left) = 1 - exp(-t / stay), and the phase lasts as long as the slowest who stayed."""
+    data, clients = toy_data(examples=4000), 4000
+    where = fedge.Federation(data, torch.arange(4000).view(clients, 1).numpy())
+    algorithm = fedavg()
+    fleet = Profiles("phone")
+    t = fedge.train(algorithm, where, rounds=1, link=Clock(Simulator(algorithm, where), where, fleet))
+    seconds = t.history[0]["virtual_seconds"]
+    link = Clock(Simulator(algorithm, where), where, fleet, stay=2 * seconds)
+    run = fedge.train(algorithm, where, rounds=1, link=link)
+    gone, expected = len(run.history[0]["dropped"]), clients * (1 - math.exp(-0.5))
+    assert abs(gone - expected) < 4 * math.sqrt(expected)
+    assert all(drop["reason"].startswith("left after") for drop in run.history[0]["dropped"])
+    assert run.history[0]["late"] == []
+    assert run.history[0]["virtual_seconds"] == pytest.approx(seconds)
+    assert run.history[0]["joules"] < t.history[0]["joules"]
+
+
+# The clock changes nothing by itself
+
+
+@pytest.mark.parametrize("name", cases(EACH_PATH))
+@pytest.mark.parametrize("kind", [Simulator, Loopback])
+def test_a_clock_alone_changes_no_bit(name: str, kind: type[BaseLink]) -> None:
+    algorithm, where = algorithms()[name], federation()
+    plain = fedge.train(algorithm, where, rounds=2, cohort=5, seed=3, link=kind(algorithm, where))
+    timed = trained(algorithm, kind=kind, rounds=2)
+    assert close(plain.params, timed.params) == 0
+    assert plain.ledger.rows == timed.ledger.rows
+    for before, after in zip(plain.history, timed.history, strict=True):
+        assert {**before, "seconds": 0} == {**{key: after[key] for key in before}, "seconds": 0}
+        assert after["virtual_seconds"] > 0
+        assert after["joules"] > 0
+
+
+@pytest.mark.parametrize("name", cases(EACH_PATH))
+def test_counted_bytes_are_those_of_the_ledger(name: str) -> None:
+    """What the clock counts before a phase is what the link counts in it."""
+    algorithm, where = algorithms()[name], federation()
+
+    class Compared(Clock):
+        def ask(self, at, asks, clients):
+            before = len(self.ledger)
+            replies = super().ask(at, asks, clients)
+            for ask, row in zip(asks, self.ledger.rows[before:], strict=True):
+                work = self.load.of(ask, clients.numpy())
+                assert (work.down.sum(), work.up.sum()) == (row.down, row.up)
+                assert int((work.jobs > 0).sum()) == row.clients
+            return replies
+
+        def share(self, at, beta):
+            super().share(at, beta)
+            assert self.load.share(beta) * where.clients == self.ledger.rows[-1].down
+
+    fedge.train(algorithm, where, rounds=2, cohort=5, seed=3, link=Compared(Simulator(algorithm, where), where, SLOW))
+
+
+def test_flops_are_those_of_the_layers() -> None:
+    where = fedge.Federation(
+        fedge.data.Data(torch.randn(4, 1, 8, 8), torch.arange(4) % 2, torch.randn(2, 1, 8, 8), torch.arange(2), 2),
+        [[0, 1, 2], [3]],
+    )
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(108, 2))
+    algorithm = fedge.FedAvg(net, epochs=1, batch_size=2)
+    flow = algorithm.round(algorithm.init({name: leaf.detach() for name, leaf in net.named_parameters()}))
+    conv, linear = 2 * 36 * 27, 2 * 108 * 2  # forwards; the first layer's inputs need no gradient
+    work = Workload(algorithm, where).of(next(flow), np.array([0, 1]))
+    assert work.flops.tolist() == [3 * (2 * conv + 3 * linear), 2 * conv + 3 * linear]
+    assert work.steps.tolist() == [[2, 1]]
+
+
+# Policies against a plain loop
+
+
+def plain_phase(seconds: list[float], left: list[float], policy: Policy) -> tuple[list[bool], float]:
+    """Whose answers count and when the phase ends: events one after another."""
+    events = sorted((min(t, out), k, t <= out) for k, (t, out) in enumerate(zip(seconds, left, strict=True)))
+    good, now = [False] * len(seconds), 0.0
+    for when, k, answers in events:
+        if isinstance(policy, Deadline) and when > policy.seconds:
+            return good, policy.seconds
+        now = when
+        good[k] = answers
+        if isinstance(policy, FirstOf) and sum(good) == policy.count:
+            break
+    return good, now
+
+
+@pytest.mark.parametrize("policy", [WaitForAll(), Deadline(1.0), Deadline(0.2), FirstOf(3), FirstOf(100)])
+@pytest.mark.parametrize("stay", [math.inf, 1.0])
+def test_policies_agree_with_a_plain_loop_over_events(policy: Policy, stay: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        seconds = rng.lognormal(0, 1, 9)
+        left = rng.exponential(1.0, 9) if stay == 1 else np.full(9, np.inf)
+        good, end = plain_phase(seconds.tolist(), left.tolist(), policy)
+        cut = policy.cut(seconds, left)
+        assert cut.good.tolist() == good
+        assert cut.seconds == end
+
+
+def test_the_late_are_dropped_and_what_they_moved_is_counted() -> None:
+    algorithm = fedavg()
+    everybody = trained(algorithm, rounds=1)
+    (phase,) = everybody.history[0]["timeline"]
+    seconds = {row[0]: sum(row[1:5]) for row in phase["clients"]}
+    limit = sorted(seconds.values())[2]  # the third of five is just in time
+    run = trained(algorithm, policy=Deadline(limit), rounds=1)
+    late = sorted(client for client, taken in seconds.items() if taken > limit)
+    assert run.history[0]["late"] == late
+    assert {(d["client"], d["reason"]) for d in run.history[0]["dropped"]} == {
+        (client, f"late: not done after {limit:g} s") for client in late
+    }
+    assert run.history[0]["virtual_seconds"] == limit
+    row, whole = run.ledger[0], everybody.ledger[0]
+    assert row.clients == 5
+    down = {r[0]: r for r in phase["clients"]}
+    moved = sum(int(424 * min(1.0, (limit - down[c][1]) / down[c][2])) for c in late)
+    assert row.down == 3 * 424 + moved <= whole.down
+    assert 3 * 428 <= row.up < whole.up
+    first = trained(algorithm, policy=FirstOf(3), rounds=1)
+    assert first.history[0]["late"] == late
+    assert close(first.params, run.params) == 0
+    assert first.history[0]["virtual_seconds"] == limit
+    only = [client for client in seconds if client not in late]
+    where = federation()
+    kept = fedge.train(algorithm, where, rounds=1, seed=3, link=Only(Simulator(algorithm, where), only))
+    assert close(kept.params, run.params) == 0
+
+
+class Only(fedge.engine.Around):
+    """Asks these clients alone."""
+
+    def __init__(self, inner: BaseLink, only: list[int]) -> None:
+        super().__init__(inner)
+        self.only = only
+
+    def ask(self, at, asks, clients):
+        return self.inner.ask(at, asks, torch.tensor(self.only))
+
+
+def test_nobody_in_time_is_an_error_that_says_what_is_needed() -> None:
+    with pytest.raises(TooFewReplies, match=r"of 5 clients the fastest needs .* s, with Deadline\(seconds=1e-09\)"):
+        trained(fedavg(), policy=Deadline(1e-9))
+
+
+def test_a_client_that_is_not_available_is_not_asked() -> None:
+    run = trained(fedavg(), fleet=Profiles("phone", availability=0.5), rounds=6)
+    reasons = [drop["reason"] for record in run.history for drop in record["dropped"]]
+    assert set(reasons) == {"not available in this round"}
+    assert 5 < len(reasons) < 25
+    assert all(not record["late"] for record in run.history)
+    assert [row.clients for row in run.ledger] == [5 - len(record["dropped"]) for record in run.history]
+
+
+# Partial work
+
+
+@pytest.mark.parametrize("name", cases(EACH_PATH | {"fednova_decay", "fedprox", "fedova_fednova", "lbfgs_next"}))
+def test_partial_work_is_the_same_on_every_link(name: str) -> None:
+    algorithm, where = algorithms()[name], federation()
+    probe = trained(algorithm, rounds=1).history[0]["timeline"]
+    policy = PartialWork(max(sum(row[1:5]) for row in probe[0]["clients"]) * 0.4)
+    runs = [trained(algorithm, policy=policy, kind=kind, rounds=2) for kind in (Simulator, Loopback)]
+    assert close(runs[0].params, runs[1].params) < 1e-11
+    assert runs[0].ledger.rows == runs[1].ledger.rows
+    single = Clock(Simulator(algorithm, where, chunk=1), where, SLOW, policy)
+    assert close(runs[0].params, fedge.train(algorithm, where, rounds=2, cohort=5, seed=3, link=single).params) < 1e-11
+
+
+def test_partial_work_does_the_steps_that_fit() -> None:
+    """FedNova's weights: every update is divided by the steps that were done, against a plain loop."""
+    where, algorithm = federation(), fedge.FedNova(toy_model(), lr=0.1, epochs=3, batch_size=4)
+    whole = Clock(Simulator(algorithm, where), where, SLOW)
+    times = {}
+
+    class Seen(Clock):
+        def _carry(self, at, asks, phase, end):
+            times.update(dict(zip(phase.clients.tolist(), phase.seconds.tolist(), strict=True)))
+            times["limits"] = asks[0].limits
+            return super()._carry(at, asks, phase, end)
+
+    probe = fedge.train(algorithm, where, rounds=1, seed=3, link=whole).history[0]["timeline"][0]["clients"]
+    full = {row[0]: row for row in probe}
+    budget = sorted(sum(row[1:5]) for row in probe)[3]
+    run = fedge.train(
+        algorithm, where, rounds=1, seed=3, link=Seen(Simulator(algorithm, where), where, SLOW, PartialWork(budget))
+    )
+    steps = {k: 3 * -(-len(where.examples(k)) // min(4, len(where.examples(k)))) for k in range(where.clients)}
+    for k, row in full.items():
+        fits = math.floor(steps[k] * (budget - row[1] - row[2] - row[4]) / row[3] + 1e-9)
+        assert times["limits"][k] == (min(steps[k], max(1, fits)),)
+        assert times[k] <= budget * (1 + 1e-12) or times["limits"][k] == (1,)
+    assert len({times["limits"][k][0] / steps[k] for k in steps}) > 1, "nobody was cut short"
+    assert run.history[0]["late"] == []
+    assert close(run.params, plain_fednova(algorithm, where, {k: times["limits"][k][0] for k in steps})) < 1e-12
+
+
+def plain_fednova(algorithm: fedge.FedNova, where: fedge.Federation, limits: dict[int, int]) -> dict:
+    """One round of Eq. 6 with so many steps of each client, one after another."""
+    from fedge.engine.clients.batches import client_key, one_client
+    from fedge.handle import Handle, parameters
+
+    model, start = Handle(algorithm.model, algorithm.loss), parameters(algorithm.model)
+    total, direction, reach = 0.0, {n: torch.zeros_like(p) for n, p in start.items()}, 0.0
+    for client, steps in limits.items():
+        chosen = where.examples(client)
+        batches = one_client(
+            fedge.Task(None, None, None, algorithm.epochs, algorithm.batch_size),
+            where.data.train_x[chosen],
+            where.data.train_y[chosen],
+            client_key(At(3, 1, 0), client),
+        )
+        params = start
+        for _, batch in zip(range(steps), batches, strict=False):
+            grad = model.grad(params, batch)
+            params = {n: p - algorithm.lr * grad[n] for n, p in params.items()}
+        n = len(chosen)
+        total, reach = total + n, reach + n * steps
+        direction = {name: d + n * (start[name] - params[name]) / steps for name, d in direction.items()}
+    return {name: start[name] - reach / total * direction[name] / total for name in start}
+
+
+def test_limits_below_one_are_refused() -> None:
+    where, algorithm = federation(), fedavg()
+    flow = algorithm.round(algorithm.init({n: p.detach() for n, p in algorithm.model.named_parameters()}))
+    ask = fedge.core.replace(next(flow), limits={0: (0,)})
+    with pytest.raises(ValueError, match="0 steps of 'train': at least 1"):
+        Simulator(algorithm, where).ask(At(0, 1, 0), (ask,), torch.tensor([0, 1]))
+
+
+# Resuming
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": FirstOf(3)}, {"policy": PartialWork(0.06)}, {"stay": 1.0}, {"choice": Choice("speed", 1)}],
+    ids=["first", "partial", "stay", "choice"],
+)
+def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
+    algorithm, where = algorithms()["sharing_fedova"], federation()
+
+    def run(rounds: int, out: Path, resume: bool = False) -> fedge.Run:
+        link = Clock(Simulator(algorithm, where), where, SLOW, **options)
+        observe = fedge.Observe(checkpoint_every=2)
+        return fedge.train(
+            algorithm, where, rounds=rounds, cohort=5, seed=3, link=link, out=out, resume=resume, observe=observe
+        )
+
+    whole = run(5, tmp_path / "a")
+    run(3, tmp_path / "b")
+    again = run(5, tmp_path / "b", resume=True)
+    assert close(whole.params, again.params) == 0
+    assert whole.ledger.rows == again.ledger.rows
+    drop = ("seconds",)
+    assert [{k: v for k, v in r.items() if k not in drop} for r in whole.history] == [
+        {k: v for k, v in r.items() if k not in drop} for r in again.history
+    ]
+    link = Clock(Simulator(algorithm, where), where, Profiles("laptop"))
+    with pytest.raises(ValueError, match="the run was timed on"):
+        fedge.train(algorithm, where, rounds=6, cohort=5, seed=3, link=link, out=tmp_path / "b", resume=True)
+
+
+# Devices
+
+
+def test_devices_do_not_depend_on_who_else_is_asked() -> None:
+    for fleet in (SLOW, Cell(slowest=1e9)):
+        many = fleet.devices(np.arange(1000))
+        few = fleet.devices(np.array([7, 999]))
+        assert all(a[[7, 999]].tolist() == b.tolist() for a, b in zip(many, few, strict=True))
+
+
+def test_a_million_clients_cost_nothing() -> None:
+    few = SLOW.devices(np.array([3, 999_999, 10**12]))
+    assert len(set(few.flops.tolist())) == 3
+
+
+def test_spread_and_correlation_are_as_stated() -> None:
+    fleet = Profiles("phone", spread=10.0, correlation=0.7)
+    found = fleet.devices(np.arange(200_000))
+    low, middle, high = np.quantile(found.flops, [0.05, 0.5, 0.95])
+    assert high / low == pytest.approx(10, rel=0.02)
+    assert middle == pytest.approx(PROFILES["phone"].flops, rel=0.01)
+    rho = np.corrcoef(np.log(found.flops), np.log(found.up))[0, 1]
+    assert rho == pytest.approx(0.7, abs=0.01)
+    assert np.allclose(found.up / found.down, NETWORKS["lte"].up / NETWORKS["lte"].down)
+
+
+def test_kinds_have_equal_shares() -> None:
+    found = Profiles(("microcontroller", "phone", "laptop")).devices(np.arange(30_000))
+    assert np.bincount(found.kind) / 30_000 == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert set(found.flops[found.kind == 2]) == {PROFILES["laptop"].flops}
+
+
+def test_the_cell_is_shannons() -> None:
+    cell = Cell(fading=False, shadowing=0.0, seed=2)
+    clients = np.arange(4)
+    down, up = cell.rates(At(0, 1, 0), clients, cell.devices(clients))
+    for k, metres in enumerate(cell.distance(clients)):
+        loss = 128.1 + 37.6 * math.log10(metres / 1000)
+        band = 20e6 / 4
+        snr = 10 ** ((10 - loss - (-174 + 10 * math.log10(band))) / 10)  # all in dBm
+        assert up[k] == pytest.approx(band * math.log2(1 + snr), rel=1e-12)
+        assert down[k] == pytest.approx(band * math.log2(1 + snr * 1000), rel=1e-12)
+    assert cell.devices(clients).compute_watts == pytest.approx(1e-28 * (2e9) ** 2 * 2e9)
+
+
+def test_the_cell_fades_and_fills_its_disc() -> None:
+    cell, clients = Cell(shadowing=0.0), np.arange(50_000)
+    assert np.mean(cell.distance(clients) < 125) == pytest.approx(0.25, abs=0.01)
+    assert np.quantile(Cell().gain(clients) / cell.gain(clients), 0.5) == pytest.approx(1, abs=0.03)
+    few = clients[:2]
+    rates = [cell.rates(At(0, r, 0), few, cell.devices(few))[1] for r in range(3000)]
+    still = Cell(shadowing=0.0, fading=False).rates(At(0, 1, 0), few, cell.devices(few))[1]
+    band, h = 10e6, np.array(rates)
+    power = (2 ** (h / band) - 1) / (2 ** (still / band) - 1)  # the fading alone
+    assert power.mean() == pytest.approx(1, abs=0.05)
+    assert (power < math.log(2)).mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
+    found = SLOW.devices(np.arange(6))
+    write(tmp_path / "devices.csv", found, SLOW.kinds)
+    table = Table(str(tmp_path / "devices.csv"), 6)
+    again = table.devices(np.arange(6))
+    assert all(a.tolist() == b.tolist() for a, b in zip(found[:-1], again[:-1], strict=True))
+    assert [table.kinds[k] for k in again.kind] == [SLOW.kinds[k] for k in found.kind]
+    assert Devices._fields[: len(COLUMNS)] == COLUMNS
+    drawn = Table(str(tmp_path / "devices.csv"), 10_000).devices(np.arange(10_000))
+    assert set(drawn.flops) == set(found.flops)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("flops,down\n1,2\n", "has no column 'up'"),
+        ("flops,down,up,memry\n1,2,3,4\n", r"unknown column 'memry' \(did you mean 'memory'\?\)"),
+        ("flops,down,up\n", "has no rows"),
+        ("flops,down,up\n1,2,3\n1,0,3\n", "line 3: down is '0', it must be a number above 0"),
+        ("flops,down,up,availability\n1,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
+    ],
+)
+def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Table(str(tmp_path / "d.csv"), 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Profiles("phones"), r"profile is 'phones' \(did you mean 'phone'\?\)"),
+        (lambda: Profiles(network="5g"), "network is '5g'"),
+        (lambda: Profiles(spread=0.5), "spread is 0.5, it must be at least 1"),
+        (lambda: Profiles(correlation=2.0), "correlation is 2.0, it must be between -1 and 1"),
+        (lambda: Cell(slowest=2.0, fastest=1.0), "fastest is 1, it must be at least slowest"),
+        (lambda: Deadline(0.0), "seconds is 0.0"),
+        (lambda: FirstOf(0), "count is 0"),
+        (lambda: Choice("size"), "by is 'size'"),
+    ],
+)
+def test_impossible_settings_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Choosing cohorts, and what that does
+
+
+def test_the_fastest_of_the_candidates_are_chosen() -> None:
+    where, algorithm = federation(), fedavg()
+    link = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice("speed", 100))
+    draw = link.choosing(7, 3)
+    times = fedge.train(algorithm, where, rounds=1, link=Clock(Simulator(algorithm, where), where, SLOW))
+    seconds = {row[0]: sum(row[2:5]) for row in times.history[0]["timeline"][0]["clients"]}
+    assert set(draw(At(0, 1, 0)).tolist()) == set(sorted(seconds, key=seconds.get)[:3])
+    half = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice("speed", 2)).choosing(7, 2)
+    assert len({tuple(half(At(0, r, 0)).tolist()) for r in range(20)}) > 1  # candidates are drawn
+
+
+def test_every_label_gets_its_turn() -> None:
+    data = toy_data(examples=300, classes=3)
+    order = torch.argsort(data.train_y, stable=True)
+    parts = [*order[:240].view(24, 10), order[240:260], *order[260:300].view(4, 10)]  # label 2 is rare
+    where, algorithm = fedge.Federation(data, [part.numpy() for part in parts]), fedavg()
+    draw = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice("labels", 10)).choosing(29, 6)
+    held = [set(data.train_y[where.examples(c)].tolist()) for c in draw(At(0, 1, 0)).tolist()]
+    assert [sum(label in some for some in held) for label in range(3)] == pytest.approx([2, 2, 2], abs=1)
+
+
+def test_accuracy_by_kind_of_device() -> None:
+    where = federation()
+    found = by_kind(where, SLOW)
+    assert sum(found["clients"]) == 7
+    counts, kind = where.label_counts().numpy(), SLOW.devices(np.arange(7)).kind
+    classes = [0.5, 1.0, 0.25]
+    told = accuracy_by_kind(found, classes)
+    for at, name in enumerate(SLOW.kinds):
+        own = counts[kind == at].sum(0)
+        assert told[name] == pytest.approx((own * classes).sum() / own.sum())
+    thirds = by_kind(where, Profiles("phone", spread=5.0))
+    assert thirds["kinds"] == ["slow third", "middle third", "fast third"]
+    assert by_kind(where, Profiles("phone")) == {}
+
+
+def test_devices_with_too_little_memory_are_counted() -> None:
+    run = trained(fedavg(), fleet=Profiles("microcontroller"), rounds=1)
+    assert "short_of_memory" not in run.history[0]
+    big = fedge.FedAvg(fedge.models.mlp(6, (20_000,), 3).double(), epochs=1)
+    assert trained(big, fleet=Profiles("microcontroller"), rounds=1).history[0]["short_of_memory"] == 5
+
+
+# Experiments
+
+TOML = """
+[data]
+name = "digits"
+
+[partition]
+kind = "labels_per_client"
+clients = 20
+
+[model]
+name = "logistic"
+
+[train]
+rounds = 4
+cohort = 6
+checkpoint_every = 2
+
+[algorithm]
+name = "fedavg"
+epochs = 1
+"""
+
+
+def experiment(*lines: str) -> Experiment:
+    return parse(tomllib.loads(TOML + "\n".join(["[edge]", *lines])))
+
+
+def test_an_experiment_has_devices_and_resumes(tmp_path: Path) -> None:
+    chosen = experiment('profile = ["phone", "laptop"]', "spread = 5", 'policy = {name = "first_of", count = 4}')
+    assert parse(chosen.table()).edge == chosen.edge
+    (whole,) = compare(chosen, tmp_path / "a")
+    half = parse({**chosen.table(), "train": {**chosen.train, "rounds": 2}})
+    compare(half, tmp_path / "b")
+    (again,) = compare(chosen, tmp_path / "b", resume=True)
+    assert close(whole.run.params, again.run.params) == 0
+    drop = [{k: v for k, v in r.items() if k != "seconds"} for run in (whole.run, again.run) for r in run.history]
+    assert drop[:4] == drop[4:]
+    assert all(len(record["late"]) == 2 for record in whole.run.history)
+    other = experiment('profile = ["phone", "laptop"]', "spread = 6", 'policy = {name = "first_of", count = 4}')
+    with pytest.raises(RunFolderError, match=r"edge\.spread = 5.*now it is 6"):
+        compare(other, tmp_path / "b", resume=True)
+
+
+def test_settings_make_the_table(tmp_path: Path) -> None:
+    assert load(None, ["edge.profile=phone"]).edge["profile"] == "phone"
+    found = load(None, ["edge.cell={name = 'cell', bandwidth = 1e6}", "edge.stay=3.5"]).edge
+    assert (found["cell"]["bandwidth"], found["stay"]) == (1e6, 3.5)
+    assert load().edge is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('profile = "phones"', "edge: profile is 'phones'"),
+        ("spred = 2", r"edge: unknown key 'spred' \(did you mean 'spread'\?\)"),
+        ('policy = {name = "dedline"}', r"policy.name is 'dedline' \(did you mean 'deadline'\?\)"),
+        ("spread = 0.5", "edge: spread is 0.5, it must be at least 1"),
+        ('file = "nowhere.csv"', "edge: cannot read the devices in nowhere.csv"),
+        ('file = "a.csv"\ncell = {name = "cell"}', "edge: there are a cell and a file"),
+    ],
+)
+def test_bad_tables_are_refused(line: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        compare(experiment(line), tmp_path / "a")
+
+
+def test_a_real_fleet_refuses_devices(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"edge: a real fleet has devices and a time of its own"):
+        compare(experiment(), tmp_path / "a", link=lambda label: None)

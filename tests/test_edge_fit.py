@@ -1,0 +1,112 @@
+"""From logged times back to devices: exact on times that a known fleet would have logged."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedge.cli.app import app
+from fedge.edge import Table
+from fedge.edge.fit import fit, read
+from fedge.experiment import compare, flops_of, parse
+from tests.test_edge import TOML
+
+SPEED = np.array([1e6, 2e6, 5e5, 4e6])  # FLOP/s
+START, BEGIN = np.array([0.5, 0.2, 0.1, 0.3]), 1.5
+
+
+def logged(flops: dict, sizes: list[float], per_byte: float, noise: float = 0.0) -> list[dict[str, Any]]:
+    """Records as a fleet of these four nodes writes them."""
+    rng, records = np.random.default_rng(0), []
+    for (round, phase), work in flops.items():
+        size = sizes[round % len(sizes)]
+        clients = [
+            [k, START[k], done / SPEED[k] * np.exp(noise * rng.normal()), size, size] for k, done in work.items()
+        ]
+        seconds = BEGIN + 2 * size * per_byte + max(start + spent for _, start, spent, _, _ in clients)
+        records.append(
+            {"round": round, "phases": [{"round": round, "phase": phase, "seconds": seconds, "clients": clients}]}
+        )
+    return records
+
+
+FLOPS = {(r, 0): {k: float((k + 1 + r) * 1e6) for k in range(4) if (k + r) % 3} for r in range(1, 13)}
+
+
+def test_the_devices_that_made_the_times_are_found_again() -> None:
+    found = fit(read(logged(FLOPS, [1e4, 5e4, 2e5], 1e-6)), FLOPS)
+    assert found.clients == [0, 1, 2, 3]
+    assert found.devices.flops == pytest.approx(SPEED)
+    assert found.devices.latency == pytest.approx(BEGIN + START)
+    assert found.devices.up == pytest.approx(8 / 1e-6)
+    assert found.predicted == pytest.approx(found.measured)
+    assert found.error < 1e-12
+
+
+def test_messages_of_one_size_say_nothing_about_rates() -> None:
+    found = fit(read(logged(FLOPS, [1e5], 1e-6)), FLOPS)
+    assert found.devices.latency == pytest.approx(BEGIN + 2e5 * 1e-6 + START)
+    assert found.predicted == pytest.approx(found.measured)
+
+
+def test_noise_is_averaged() -> None:
+    found = fit(read(logged(FLOPS, [1e5], 1e-6, noise=0.2)), FLOPS)
+    assert found.devices.flops == pytest.approx(SPEED, rel=0.3)
+    assert 0 < found.error < 0.2
+
+
+def test_phases_in_which_a_node_was_lost_are_left_out() -> None:
+    records = logged(FLOPS, [1e5], 1e-6)
+    records[0]["phases"][0]["clients"][0][2] = 0.0
+    records[0]["phases"][0]["seconds"] = 60.0  # until it was given up
+    assert len(read(records)) == len(records) - 1
+    assert fit(read(records), FLOPS).devices.flops == pytest.approx(SPEED)
+    with pytest.raises(ValueError, match="no phase with times of nodes"):
+        fit(read(records), {})
+
+
+def test_work_is_counted_by_a_simulation() -> None:
+    """64 inputs, 10 outputs: 2 * 640 FLOPs forwards and as many for the weights, per example; one epoch."""
+    experiment = parse(tomllib.loads(TOML))
+    flops = flops_of(experiment)
+    assert list(flops) == [(r, 0) for r in range(1, 5)]
+    assert all(len(work) == 6 for work in flops.values())
+    assert {done % (4 * 640) for work in flops.values() for done in work.values()} == {0.0}
+
+
+def test_the_command_writes_a_file_of_devices(tmp_path: Path) -> None:
+    (outcome,) = compare(parse(tomllib.loads(TOML)), tmp_path / "runs")
+    bare = CliRunner().invoke(app, ["edge", "fit", str(outcome.folder)])
+    assert bare.exit_code != 0
+    assert "has no times of nodes" in bare.output
+    flops = flops_of(parse(tomllib.loads(TOML)))
+    rounds = outcome.folder / "rounds.jsonl"
+    times = [
+        {
+            "round": r,
+            "phase": 0,
+            "seconds": 3.0,
+            "clients": [[k, 0.5, done / 1e6, 100, 100] for k, done in work.items()],
+        }
+        for (r, _), work in flops.items()
+    ]
+    lines = [
+        json.loads(line) | {"phases": [one]} for line, one in zip(rounds.read_text().splitlines(), times, strict=True)
+    ]
+    rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["edge", "fit", str(outcome.folder), "--out", str(tmp_path / "d.csv")]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    assert "3.00 s per round measured" in found.output
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    table = Table(str(tmp_path / "d.csv"), 20).devices(np.arange(20))
+    assert table.flops == pytest.approx(1e6)
+    assert len(told["measured"]) == 4
+    nowhere = CliRunner().invoke(app, ["edge", "fit", str(tmp_path)])
+    assert "holds no config.toml" in nowhere.output

@@ -1,0 +1,120 @@
+"""What is seen of the devices: the report, the table of a run, and `fedge edge show`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedge
+from fedge.cli.app import app
+from fedge.cli.edge import histogram
+from fedge.edge import Profiles, Table
+from fedge.experiment import compare, parse
+from fedge.report import read, to_target, write_report
+from fedge.report.figures import pictures
+from fedge.report.series import curve, elapsed
+from tests.test_edge import TOML
+
+EDGE = """
+[edge]
+profile = ["phone", "raspberry_pi"]
+spread = 10
+policy = {name = "first_of", count = 4}
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("runs")
+    timed, plain = (
+        compare(parse(tomllib.loads(TOML + more)), out / name)[0] for name, more in (("a", EDGE), ("b", ""))
+    )
+    return {"timed": timed.folder, "plain": plain.folder}
+
+
+def test_curves_against_time_and_energy(folders: dict[str, Path]) -> None:
+    run, plain = read(folders["timed"]), read(folders["plain"])
+    seconds = [record["virtual_seconds"] for record in run.rounds]
+    assert elapsed(run, "virtual_seconds") == pytest.approx(np.cumsum(seconds).tolist())
+    found = curve(run, "test_accuracy", "joules")
+    assert found.x == pytest.approx(np.cumsum([record["joules"] for record in run.rounds]).tolist())
+    assert found.y == [record["test_accuracy"] for record in run.rounds]
+    assert curve(plain, "test_accuracy", "joules").x == []
+    names = [picture.name for picture in pictures([run, plain], 0.2)]
+    assert {"accuracy_virtual_seconds", "accuracy_joules", "timeline"} <= set(names)
+    assert "timeline_2" not in names
+    bare = [picture.name for picture in pictures([plain], 0.2)]
+    assert not [name for name in bare if "virtual" in name or "joules" in name or "timeline" in name]
+
+
+def test_what_it_took_to_a_target(folders: dict[str, Path]) -> None:
+    run = read(folders["timed"])
+    goal = run.rounds[2]["test_accuracy"]
+    at = next(place for place, record in enumerate(run.rounds) if record["test_accuracy"] >= goal)
+    found = to_target(run, goal)
+    assert found is not None
+    assert found.virtual_seconds == pytest.approx(sum(r["virtual_seconds"] for r in run.rounds[: at + 1]))
+    assert found.joules == pytest.approx(sum(r["joules"] for r in run.rounds[: at + 1]))
+    without = to_target(read(folders["plain"]), 0.01)
+    assert without is not None
+    assert without[3:] == (None, None)
+
+
+def test_the_page_has_seconds_joules_and_kinds(folders: dict[str, Path], tmp_path: Path) -> None:
+    text = write_report([folders["timed"]], tmp_path / "page").read_text()
+    for words in ("seconds on the devices", "joules", "On the devices", "raspberry_pi", "client by client"):
+        assert words in text
+    plain = write_report([folders["plain"]], tmp_path / "plain").read_text()
+    assert "joules" not in plain
+    assert "On the devices" not in plain
+
+
+def test_run_prints_seconds_and_joules(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(TOML)
+    words = ["run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--no-report"]
+    found = CliRunner().invoke(app, [*words, "--set", "edge.profile=phone", "--json"])
+    assert found.exit_code == 0, found.output
+    (row,) = json.loads(found.stdout)["runs"]
+    assert row["virtual_seconds"] > 0
+    assert row["joules"] > 0
+    assert "energy" in found.stderr
+
+
+def test_edge_show(tmp_path: Path) -> None:
+    words = ["edge", "show", "--set", "edge.spread=10", "--set", "partition.clients=60"]
+    files = ["--out", str(tmp_path / "d.png"), "--csv", str(tmp_path / "d.csv")]
+    found = CliRunner().invoke(app, [*words, *files])
+    assert found.exit_code == 0, found.output
+    assert "phone" in found.stdout
+    assert (tmp_path / "d.png").stat().st_size > 1000
+    again = Table(str(tmp_path / "d.csv"), 60).devices(np.arange(60))
+    assert again.flops.tolist() == Profiles("phone", spread=10.0).devices(np.arange(60)).flops.tolist()
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert told["kinds"]["phone"]["devices"] == 60
+    assert told["kinds"]["phone"]["flops"]["median"] == pytest.approx(np.median(again.flops))
+    bad = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "d.nothing")])
+    assert bad.exit_code != 0
+    assert "cannot write" in bad.output
+
+
+def test_histograms_are_logarithmic() -> None:
+    assert histogram(np.full(3, 2.0)) == "all 2"
+    drawn = histogram(np.array([1.0, 10.0, 10.0, 100.0]), columns=3)
+    assert drawn == "1 |▄█▄| 100"
+
+
+def test_setup_belongs_to_the_first_round(tmp_path: Path) -> None:
+    """Sharing data takes time before the first round, and only once."""
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=10, seed=0))
+    algorithm = fedge.DataSharing(fedge.FedAvg(fedge.models.logistic(64, 10)), beta=0.5)
+    fleet = Profiles("phone")
+    link = fedge.edge.Clock(fedge.Engine().link(algorithm, federation), federation, fleet)
+    run = fedge.train(algorithm, federation, rounds=2, link=link)
+    shared = run.ledger[0].down / 10 * 8 / 13e6
+    assert run.history[0]["virtual_seconds"] - run.history[1]["virtual_seconds"] == pytest.approx(shared)
