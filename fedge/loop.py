@@ -72,7 +72,10 @@ def train(
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
         link = _engine(engine, device).link(algorithm, federation)
-    draw = link.choosing(federation.clients, cohort or federation.clients) or draw
+    chosen = link.choosing(federation.clients, cohort or federation.clients)
+    if chosen is not None and sampling != "fixed":
+        raise ValueError(f"sampling is {sampling!r}, but the link chooses cohorts by itself: leave out one of them")
+    draw = chosen or draw
     preflight.check_link(algorithm, link)
     if sampling == "poisson":
         link = Nobody(link)

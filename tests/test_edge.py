@@ -35,6 +35,7 @@ from fedge.experiment import Experiment, ExperimentError, compare, load, parse
 from fedge.runs.folder import RunFolderError
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
 
+LIMITED = (EACH_PATH | {"fednova_decay", "fedprox", "fedova_fednova", "lbfgs_next"}) - {"private_fedova"}
 SLOW = Profiles(("phone", "raspberry_pi"), spread=30.0, correlation=0.5, seed=4)
 
 
@@ -263,7 +264,9 @@ def test_a_client_that_is_not_available_is_not_asked() -> None:
 # Partial work
 
 
-@pytest.mark.parametrize("name", cases(EACH_PATH | {"fednova_decay", "fedprox", "fedova_fednova", "lbfgs_next"}))
+@pytest.mark.parametrize(
+    "name", cases(LIMITED, (name for name in sorted(algorithms()) if not name.startswith("private")))
+)
 def test_partial_work_is_the_same_on_every_link(name: str) -> None:
     algorithm, where = algorithms()[name], federation()
     probe = trained(algorithm, rounds=1).history[0]["timeline"]
@@ -366,6 +369,40 @@ def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
     link = Clock(Simulator(algorithm, where), where, Profiles("laptop"))
     with pytest.raises(ValueError, match="the run was timed on"):
         fedge.train(algorithm, where, rounds=6, cohort=5, seed=3, link=link, out=tmp_path / "b", resume=True)
+
+
+# Privacy
+
+
+def private(**options) -> fedge.Private:
+    return fedge.Private(fedavg(), clients=7, **({"expected": 1, "noise": 1.0, "clip": 1.0} | options))
+
+
+def test_private_algorithms_take_a_clock_without_choices() -> None:
+    algorithm, where = private(), federation()
+    link = Clock(Simulator(algorithm, where), where, SLOW)
+    run = fedge.train(algorithm, where, rounds=6, cohort=1, seed=1, link=link)
+    plain = fedge.train(algorithm, where, rounds=6, cohort=1, seed=1)
+    assert close(plain.params, run.params) == 0
+    empty = [record for record in run.history if not record["down_bytes"]]
+    assert empty, "every round drew somebody"
+    assert all((record["virtual_seconds"], record["joules"]) == (0.0, 0.0) for record in empty)
+    assert all(record["virtual_seconds"] > 0 for record in run.history if record["down_bytes"])
+    assert not {"late", "timeline"} & {key for record in run.history for key in record}
+
+
+@pytest.mark.parametrize("options", [{"policy": FirstOf(3)}, {"policy": Deadline(9.0)}, {"choice": Choice()}])
+def test_private_algorithms_refuse_policies(options: dict) -> None:
+    algorithm, where = private(), federation()
+    with pytest.raises(ValueError, match="Private counts on clients being drawn one by one"):
+        Clock(Simulator(algorithm, where), where, SLOW, **options)
+
+
+def test_chosen_cohorts_are_of_a_fixed_size() -> None:
+    algorithm, where = fedavg(), federation()
+    link = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice())
+    with pytest.raises(ValueError, match="the link chooses cohorts by itself"):
+        fedge.train(algorithm, where, rounds=1, cohort=3, sampling="poisson", link=link)
 
 
 # Devices

@@ -70,6 +70,13 @@ class Clock(Around):
     ) -> None:
         super().__init__(inner)
         positive("stay", stay, optional=True)
+        if inner.algorithm.privacy() is not None and (
+            choice is not None or type(policy or WaitForAll()) is not WaitForAll
+        ):
+            raise ValueError(
+                "Private counts on clients being drawn one by one and on nobody's answer depending on another client: "
+                "leave out policy and choose"
+            )
         self.federation, self.fleet, self.policy = federation, fleet, policy or WaitForAll()
         self.stay, self.choice = stay, choice
         self.load = Workload(inner.algorithm, federation)
@@ -176,11 +183,12 @@ class Clock(Around):
             self.ledger.rows[at] = replace(row, clients=clients, down=row.down + more_down, up=row.up + more_up)
 
     def notes(self) -> dict[str, Any]:
-        spent = self.spent
-        found = {"virtual_seconds": spent.seconds, "joules": spent.joules, "late": sorted(set(spent.late))}
+        spent, self.spent = self.spent, Spent(self.spent.round)  # a round that asks nobody costs nothing
+        found: dict[str, Any] = {"virtual_seconds": spent.seconds, "joules": spent.joules, **spent.more}
         found |= {"short_of_memory": spent.short} if spent.short else {}
-        found |= spent.more
-        return {**self.inner.notes(), **found, **({"timeline": spent.phases} if spent.phases else {})}
+        if self.algorithm.privacy() is None:  # else who took part is nobody's business
+            found |= {"late": sorted(set(spent.late)), **({"timeline": spent.phases} if spent.phases else {})}
+        return {**self.inner.notes(), **found}
 
     def share(self, at: At, beta: float) -> None:
         """Every client receives the shared examples, all at the same time."""
