@@ -233,7 +233,7 @@ def test_rare_classes_are_not_waited_for() -> None:
 
 
 def test_an_upload_that_is_not_finite_is_dropped() -> None:
-    algorithm = fedge.FedBuff(fedavg(lr=1e200), buffer=3)
+    algorithm = fedge.FedBuff(fedavg(lr=1e38, epochs=8), buffer=3)
     found = run(algorithm, rounds=2)
     reasons = {drop["reason"] for record in found.history for drop in record["dropped"]}
     assert reasons == {"its upload is not finite"}
