@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -242,19 +244,20 @@ def test_a_class_whose_only_holder_fails_does_not_end_the_run() -> None:
 def test_a_positive_weight_is_that_many_copies_of_the_class() -> None:
     """One step on all examples at once: weight 3 moves like three copies of every positive example, mean aside."""
     data = toy_data(classes=2)
-    lists = [list(range(20))]
-    positives = [at for at in lists[0] if int(data.train_y[at]) == 1]
+    once = list(range(20))
+    positives = [at for at in once if int(data.train_y[at]) == 1]
     model = toy_model(outputs=2)
 
-    def moved(clients: list[list[int]], examples: int, **options: float) -> dict[str, torch.Tensor]:
-        inner = fedge.FedAvg(model, lr=0.1 * examples, epochs=1, batch_size=None)
+    def moved(chosen: list[int], **options: float) -> dict[str, torch.Tensor]:
+        inner = fedge.FedAvg(model, lr=0.1 * len(chosen), epochs=1, batch_size=None)
         algorithm = fedge.FedOVA(inner, classes=2, **options)
-        run = fedge.train(algorithm, fedge.Federation(data, clients), rounds=1)
+        copies = replace(data, train_x=data.train_x[chosen], train_y=data.train_y[chosen])
+        run = fedge.train(algorithm, fedge.Federation(copies, [range(len(chosen))]), rounds=1)
         return {name: leaf[1] for name, leaf in run.params.items()}  # of the class that the copies are of
 
-    weighted = moved(lists, 20, positive_weight=3.0)
-    copied = moved([lists[0] + 2 * positives], 20 + 2 * len(positives))
+    weighted = moved(once, positive_weight=3.0)
+    copied = moved(once + 2 * positives)
     assert close(weighted, copied) < 1e-12
-    assert close(weighted, moved(lists, 20)) > 1e-4
+    assert close(weighted, moved(once)) > 1e-4
     with pytest.raises(ValueError, match="positive_weight is 0"):
         fedge.FedOVA(fedge.FedAvg(model), classes=2, positive_weight=0)
