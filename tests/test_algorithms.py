@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -146,8 +148,13 @@ def test_shared_examples_are_part_of_every_clients_data() -> None:
     run = fedge.train(sharing, federation, rounds=3, cohort=4, seed=1, link=link)
     shared = link.population.shared
     assert len(shared) == round(0.5 * 90 / 7)
-    lists = [torch.cat([federation.examples(k), shared]).numpy() for k in range(7)]
-    plain = fedge.train(inner, fedge.Federation(data, lists), rounds=3, cohort=4, seed=1)
+    more = dataclasses.replace(
+        data,
+        train_x=torch.cat([data.train_x, data.train_x[shared]]),
+        train_y=torch.cat([data.train_y, data.train_y[shared]]),
+    )
+    lists = [torch.cat([federation.examples(k), 90 + torch.arange(len(shared))]).numpy() for k in range(7)]
+    plain = fedge.train(inner, fedge.Federation(more, lists), rounds=3, cohort=4, seed=1)
     assert close(run.params, plain.params) < 1e-12
     again = Simulator(sharing, federation)
     again.share(At(1, 0, 0), 0.5)

@@ -24,7 +24,7 @@ from fedge.data.files import members
 from fedge.data.mfcc import RATE, samples
 from fedge.engine import Loopback
 from fedge.engine.links import wire
-from tests.cases import ragged, toy_data
+from tests.cases import ragged, toy_data, toy_model
 
 CALLS = {
     ("--set", "algorithm.lr=1e39"): "lr is 1e+39, it must be a finite number of at most 3e+38",
@@ -217,3 +217,27 @@ def test_the_reason_of_a_drop_is_short(tmp_path: Path) -> None:
     assert drop["client"] == 2
     assert drop["reason"].startswith("answered rows [1000000000000000,")
     assert len(drop["reason"]) == 500
+
+
+# Run folders that somebody changed
+
+FILES = {
+    "rounds.jsonl": ["[" * 100_000, '{"round": "<script>", "test_accuracy": 1}', '{"round": 1, "test_accuracy": "x"}'],
+    "ledger.jsonl": ["[" * 100_000 + "\n{}", '{"round": [], "up": {}}', '{"round": 1, "up": "x", "down": 3}'],
+    "clients.json": ["[" * 100_000, '{"labels": [["<script>"]]}', '{"clients": "x", "labels": [[1, 2]]}', "[]"],
+    "summary.json": ["[" * 100_000, '{"final_rounds": {}, "algorithm": []}', '{"seconds": "x"}', "7"],
+    "config.toml": ["a = " + "[" * 3000, "data = 3", "\0"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FILES.items() for text in texts])
+def test_a_report_on_a_crafted_folder_is_a_page_or_one_line(here: Path, name: str, text: str) -> None:
+    algorithm = fedge.FedAvg(toy_model(), epochs=1)
+    fedge.train(algorithm, ragged(toy_data()), rounds=2, out="run")
+    Path("run", name).write_text(f"{text}\n")
+    result = CliRunner().invoke(app, ["report", "run"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code in (0, 2)
+    if result.exit_code:
+        assert result.stderr.startswith("Error: ")
+        assert result.stderr.count("\n") == 1

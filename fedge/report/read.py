@@ -97,7 +97,7 @@ def _lines(path: Path) -> tuple[Record, ...]:
     for number, line in lines:
         try:
             records.append(_object(json.loads(line)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == lines[-1][0]:
                 break
             raise _broken(f"line {number} of {path}", "a JSON object", error) from error
@@ -116,7 +116,7 @@ def _parsed(path: Path, kind: str, parse: Callable[[str], Record]) -> Record:
     text = _text(path)
     try:
         return parse(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(str(path), kind, error) from error
 
 
@@ -130,5 +130,5 @@ def _object(value: Any) -> Record:
     return value
 
 
-def _broken(where: str, kind: str, error: ValueError) -> ReportError:
+def _broken(where: str, kind: str, error: Exception) -> ReportError:
     return ReportError(f"{where} is not {kind} ({error}): repair it, or run the experiment again")

@@ -49,9 +49,10 @@ def compose(
         from fedge.report.figures import pictures
         from fedge.report.page import page
         from fedge.report.svg import render
-    target = default_target(runs) if target is None else target
-    drawn = [(picture, render(picture.figure)) for picture in pictures(runs, target)]
-    return page(runs, drawn, target, live), drawn
+    with _shown(runs):
+        target = default_target(runs) if target is None else target
+        drawn = [(picture, render(picture.figure)) for picture in pictures(runs, target)]
+        return page(runs, drawn, target, live), drawn
 
 
 def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
@@ -59,7 +60,8 @@ def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
     with needs_matplotlib():
         from fedge.report import figures
     found = [run if isinstance(run, RunFolder) else read(run) for run in runs]
-    return _save_png(figures.headline(distinct(found)), Path(path))
+    with _shown(found):
+        return _save_png(figures.headline(distinct(found)), Path(path))
 
 
 def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] = (), total: int | None = None) -> Figure:
@@ -74,6 +76,21 @@ def devices_figure(flops: Sequence[float], up: Sequence[float], kinds: Sequence[
     with needs_matplotlib():
         from fedge.report import population
     return population.devices_figure(flops, up, kinds)
+
+
+@contextmanager
+def _shown(runs: Sequence[RunFolder]) -> Iterator[None]:
+    """Files that can be read may still hold other things than a run writes, such as words where numbers should be."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, ReportError):
+            raise
+        where = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ReportError(
+            f"cannot show {where}: a file in it holds something that no run writes ({what}); run the experiment again"
+        ) from error
 
 
 @contextmanager
