@@ -21,7 +21,18 @@ import benchmarks.attacks.__main__ as attacks
 import benchmarks.privacy.__main__ as privacy
 import benchmarks.theory.__main__ as theory
 import benchmarks.uploads.__main__ as uploads
-from benchmarks import kill_and_resume, kill_reproduce, loop, million_clients, ranks, readme, scaling, speed, uneven
+from benchmarks import (
+    graphs,
+    kill_and_resume,
+    kill_reproduce,
+    loop,
+    million_clients,
+    ranks,
+    readme,
+    scaling,
+    speed,
+    uneven,
+)
 from benchmarks.algorithms import measure as algorithms_measure
 from benchmarks.algorithms import page as algorithms_page
 from benchmarks.attacks import page as attacks_page
@@ -180,6 +191,11 @@ def test_the_page_of_attacks_says_what_was_stored() -> None:
     assert all(attacks_page.tables(problem) in text for problem in attacks_page.PROBLEMS)
     assert attacks_page.worst("digits") in text
     assert "not run" not in attacks_page.tables("digits")
+
+
+def test_the_page_of_speed_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.graphs --page`."""
+    assert graphs.table() in graphs.PAGE.read_text()
 
 
 def test_speed(smaller: Smaller, tmp_path: Path) -> None:
