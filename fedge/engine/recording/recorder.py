@@ -15,6 +15,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,10 +28,22 @@ from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.recording import pytree
 from fedge.engine.recording.cuda_graph import Captured, Function, compiled
 from fedge.engine.recording.graph_passes import call_directly, simplify, split_updates, update_in_place
+from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
 SHARE, OFTEN = 1 / 8, 20_000  # of all calls, or so many calls: then shapes are worth compiling
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Within it, a step is recorded the first time that it is taken."""
+    before = dict(WARM)
+    WARM.update(dict.fromkeys(WARM, 0))
+    try:
+        yield
+    finally:
+        WARM.update(before)
 
 
 class Traced:
@@ -44,6 +57,11 @@ class Traced:
         self._refused: set[Any] = set()  # shapes that cannot be recorded: every thread takes its own step
         self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
         self._kinds: dict[Any, int] = {}
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that it was called with so far is recorded, or cannot be."""
+        return not self._trials and bool(self.recorded or self._refused)
 
     def fold(
         self,
@@ -77,7 +95,8 @@ class Traced:
                     replayed += 1
                     continue
                 args = (sent, pytree.unflatten(flat, spec), batch, row)
-                expected = pytree.leaves_as((function or self.function)(*args), spec)
+                with untouched(sent=sent, carry=args[1], batch=batch):
+                    expected = pytree.leaves_as((function or self.function)(*args), spec)
                 if function is None and shapes in self._trials:
                     self._try(shapes, args, expected)
                 elif function is None and shapes not in self._refused:
