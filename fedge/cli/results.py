@@ -60,7 +60,7 @@ def table(found: Sequence[Row], goal: float | None) -> Table:
     if goal is not None:
         head += [f"rounds\nto {100 * goal:.3g}%", f"MB\nto {100 * goal:.3g}%"]
     if _timed(found):
-        head += ["device\ns", "energy\nJ", *([] if goal is None else [f"dev. s\nto {100 * goal:.3g}%"])]
+        head += ["device\ns", "energy\nJ"]
     for title in [*head, "time\ns"]:
         shown.add_column(title, justify="right", no_wrap=True)
     for row in found:
@@ -80,7 +80,7 @@ def _wire(row: Row) -> bool:
 
 def _cells(row: Row, goal: bool, wire: bool, timed: bool) -> list[str]:
     if row["failed"]:
-        more = 2 * goal + 2 * wire + (2 + goal) * timed
+        more = 2 * goal + 2 * wire + 2 * timed
         return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (4 + more)]
     cells = [row["label"], str(row["rounds"]), percent(row["final_accuracy"]), percent(row["best_accuracy"])]
     cells += [megabytes(row["up_bytes"] / 1e6), megabytes(row["down_bytes"] / 1e6)]
@@ -90,8 +90,7 @@ def _cells(row: Row, goal: bool, wire: bool, timed: bool) -> list[str]:
         rounds, moved = row["rounds_to_target"], row["megabytes_to_target"]
         cells += [NOTHING, NOTHING] if rounds is None else [str(rounds), megabytes(moved)]
     if timed:
-        names = ["virtual_seconds", "joules", *(["virtual_seconds_to_target"] if goal else [])]
-        cells += [NOTHING if row.get(name) is None else short(row[name]) for name in names]
+        cells += [NOTHING if row.get(name) is None else short(row[name]) for name in ("virtual_seconds", "joules")]
     return [*cells, f"{row['seconds']:.1f}"]
 
 
