@@ -11,12 +11,20 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedge.checks import at_least_one, choice, non_negative, positive
+from fedge.checks import at_least_one, choice, nearest, non_negative, positive
 
 Record = dict[str, Any]
 Metric = Callable[[Tensor, Tensor], Any]  # (scores, labels) -> a number
 Until = Callable[[Sequence[Record]], "str | bool"]  # records -> why it is enough; empty or False: go on
 TAKEN = ("loss", "accuracy", "class_accuracy")
+
+
+def _check_metric(metric: str, history: Sequence[Record]) -> None:
+    """Refuse a name that no record will have; a round that was not evaluated proves nothing."""
+    last = history[-1] if history else {}
+    if "test_loss" in last and metric not in last:
+        known = [name for name in last if name.startswith(("test_", "train_")) and not name.endswith("class_accuracy")]
+        raise ValueError(f"metric is {metric!r}{nearest(f'test_{metric}', known)}, the record has {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Reached:
         choice("best", self.best, ("largest", "smallest"))
 
     def __call__(self, history: Sequence[Record]) -> str:
+        _check_metric(self.metric, history)
         last = history[-1].get(self.metric) if history else None
         if last is None or (last < self.value if self.best == "largest" else last > self.value):
             return ""
@@ -52,6 +61,7 @@ class Plateau:
         choice("best", self.best, ("largest", "smallest"))
 
     def __call__(self, history: Sequence[Record]) -> str:
+        _check_metric(self.metric, history)
         seen = [(one["round"], one[self.metric]) for one in history if one.get(self.metric) is not None]
         sign = 1 if self.best == "largest" else -1
         top, at = -float("inf"), 0

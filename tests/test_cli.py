@@ -606,3 +606,40 @@ def test_python_m_fedge_is_the_same(here: Path) -> None:
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("Error: there is no file x.toml")
     assert "Traceback" not in wrong.stderr
+
+
+def test_seeds_on_the_command_line_take_the_place_of_the_files_seed() -> None:
+    from fedge.experiment.override import override
+
+    assert override({"train": {"seed": 0}}, ["train.seeds=[1, 2]"])["train"] == {"seeds": [1, 2]}
+    assert override({"train": {"seeds": [0, 1]}}, ["train.seed=3"])["train"] == {"seed": 3}
+    both = override({"train": {}}, ["train.seed=3", "train.seeds=[1]"])["train"]
+    assert both == {"seed": 3, "seeds": [1]}  # which the check of the experiment refuses
+
+
+def test_a_missing_accountant_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    (here / "p.toml").write_text(
+        """[data]
+name = "digits"
+[partition]
+kind = "iid"
+clients = 20
+[model]
+name = "mlp"
+[train]
+rounds = 1
+cohort = 10
+[algorithm]
+name = "private"
+clip = 1.0
+noise = 1.0
+expected = 10
+[algorithm.inner]
+name = "fedavg"
+"""
+    )
+    result = call("run", "p.toml", "--no-report")
+    assert result.exit_code == 1
+    assert "Private needs dp-accounting: pip install 'fedge[private]'" in result.stderr
+    assert "Traceback" not in result.stderr

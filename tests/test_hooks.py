@@ -263,3 +263,10 @@ def test_a_tool_gets_the_rounds_offline(tool: str, tmp_path: Path, monkeypatch: 
     assert (found.info.run_name, found.info.status, found.data.params["algorithm.lr"]) == ("FedAvg", "FINISHED", "0.1")
     seen = client.get_metric_history(found.info.run_id, "test/accuracy")
     assert {one.step: one.value for one in seen} == {one["round"]: one["test_accuracy"] for one in run.history}
+
+
+@pytest.mark.parametrize("until", [fedge.Reached(0.9, metric="accuracy"), fedge.Plateau(3, metric="accuracy")])
+def test_a_metric_that_no_record_has_is_refused(until: object) -> None:
+    with pytest.raises(ValueError, match=r"metric is 'accuracy' \(did you mean 'test_accuracy'\?\), the record has"):
+        until([{"round": 1, "test_loss": 1.0, "test_accuracy": 0.5}])  # type: ignore[operator]
+    assert until([{"round": 1}]) == ""  # type: ignore[operator]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
+from fedge.algorithms.accounting import MissingAccountant
 from fedge.data import DataError
 from fedge.engine.clients.run_task import StepError
 from fedge.engine.clients.worker import ClientError
@@ -33,6 +34,7 @@ def one_line(group: Group | None = None) -> Iterator[None]:
     except (
         MissingExtra,
         MissingFormat,
+        MissingAccountant,
         TooFewReplies,
         ClientError,
         StepError,

@@ -37,7 +37,15 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> Table:
         else:
             _check_table(found, path)
             _set(found, path, value, PARTS.get(path[0]))
+            _one_of_two(found, path, [one for one, _ in split])
     return found
+
+
+def _one_of_two(tables: Table, path: list[str], given: list[list[str]]) -> None:
+    """`train.seeds` takes the place of the file's `train.seed`, and the other way round."""
+    other = {"seed": "seeds", "seeds": "seed"}.get(path[-1])
+    if path[:-1] == ["train"] and other is not None and ["train", other] not in given:
+        tables["train"].pop(other, None)
 
 
 def _check_table(tables: Table, path: list[str]) -> None:
