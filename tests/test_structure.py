@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "sweep": {*BASE, "data", "engine", "loop", "runs", "experiment", "federation", "report", "toml"},
     "cli": {
         *BASE,
+        "algorithms",
         "data",
         "edge",
         "sweep",

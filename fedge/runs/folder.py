@@ -46,6 +46,7 @@ LATER: dict[str, tuple[Any, ...]] = {
     "products": ("same",),
     "until": (None, "none"),
     "way": (None, "none"),
+    "sampling": (None, "none"),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
