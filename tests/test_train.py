@@ -153,14 +153,6 @@ def test_a_lazy_module_and_one_without_parameters_are_refused() -> None:
         fedge.train(fedge.FedAvg(nn.Flatten()), ragged(toy_data()), rounds=1)
 
 
-def test_dropout_inside_a_fused_layer_is_refused_by_name() -> None:
-    model = nn.Sequential(nn.Linear(6, 4), nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1), nn.Linear(4, 3)).double()
-    with pytest.raises(ValueError, match=r"layer '1.self_attn' \(MultiheadAttention\) has dropout=0.1 inside"):
-        fedge.train(fedge.FedAvg(model), ragged(toy_data()), rounds=1)
-    with pytest.raises(ValueError, match=r"layer '' \(LSTM\) has dropout=0.2 inside"):
-        fedge.train(fedge.FedAvg(nn.LSTM(6, 3, 2, dropout=0.2)), ragged(toy_data()), rounds=1)
-
-
 def test_a_model_that_does_not_fit_the_data_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="the model has 2 outputs, but there is a label 2"):
         fedge.train(fedge.FedAvg(toy_model(outputs=2)), ragged(toy_data()), rounds=1)

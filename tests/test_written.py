@@ -282,19 +282,18 @@ def test_a_recurrent_layer_trains_or_says_why_not(chunk: int | None) -> None:
     assert close(found.params, reference.params) < 1e-10
 
 
-def test_the_fallback_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_a_chain_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     federation = ragged(toy_data())
-
-    class Fresh(Branch):
-        pass
-
-    with caplog.at_level(logging.WARNING, "fedge"):
+    with caplog.at_level(logging.INFO, "fedge"):
         for _ in range(2):
             module = Layers(nn.Linear(6, 3), nn.Softplus()).double()
             Simulator(fedge.FedAvg(module), federation)
         Simulator(fedge.FedAvg(fedge.models.mlp(6, (5,), 3).double()), federation)
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["the model's gradient is left to autograd, which is slower: '1' (Softplus) has no rule"]
+    assert told == [
+        "the model is not a chain of known layers ('1' (Softplus) has no rule): "
+        "clients are batched function by function"
+    ]
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 6), (1, 8, 6), (2, 1, 8), (2, 8, 1)])

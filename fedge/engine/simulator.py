@@ -32,7 +32,7 @@ from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import MAX_RATIO, Intake, Refused, Total
 from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_limits
 from fedge.federation import Federation
-from fedge.handle import FastHandle, Handle, NotAChain, WrittenHandle, parameters
+from fedge.handle import FastHandle, GraphHandle, Handle, NotAChain, WrittenHandle, parameters
 from fedge.ledger import Ledger, Row, payload_bytes
 
 log = logging.getLogger("fedge")
@@ -56,7 +56,8 @@ class Simulator(BaseLink):
     mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
     `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU;
-    `written=False` leaves every gradient to autograd, as it is for models that are not a chain of known layers.
+    `written=False` leaves every gradient to autograd and vmap. A model that is not a chain of known layers is batched
+    function by function (`fedge.handle.graph`).
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Simulator(BaseLink):
         self.min_replies, self.max_ratio = min_replies, max_ratio
         self.max_weight, self.max_share = max_weight, max_share
         self.chunk, self.compile, self.written = chunk, compile, written
-        self.slower: str | None = None if written else "written=False"  # why the gradient goes through autograd
+        self.slower: str | None = None if written else "written=False"  # why the gradient is not written layer by layer
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
         self.directory = Directory(federation.clients, self.population.rows_of, self.population.sizes)
@@ -116,6 +117,8 @@ class Simulator(BaseLink):
                 _tell(self.slower)
         if self.precision == "bf16":
             raise ValueError(f"precision is 'bf16', which needs a chain of known layers: {self.slower}; use 'tf32'")
+        if self.written:
+            return GraphHandle(algorithm.model, algorithm.loss, self.device)
         kind = FastHandle if self.device.type == "cuda" else Handle
         return kind(algorithm.model, algorithm.loss, self.device)
 
@@ -437,7 +440,7 @@ _TOLD: set[str] = set()
 
 
 def _tell(reason: str) -> None:
-    """Once for every reason: it is no error, but it costs time."""
+    """Once for every reason."""
     if reason not in _TOLD:
         _TOLD.add(reason)
-        log.warning("the model's gradient is left to autograd, which is slower: %s", reason)
+        log.info("the model is not a chain of known layers (%s): clients are batched function by function", reason)

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import _VF, Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedge.handle import attention, recurrent
 from fedge.keys import fold_tensor, keep_mask
 
 _ELEMENT = {F.dropout, torch.dropout}
@@ -30,7 +31,7 @@ class AddressedDropout(TorchFunctionMode):
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
-        self.key, self.calls = key, 0
+        self.key, self.calls, self.draws = key, 0, 0
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -38,7 +39,20 @@ class AddressedDropout(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _ELEMENT or (func in _CHANNEL and func is not F.feature_alpha_dropout):
             return self._drop(func, *args, **kwargs)
-        if func in _RANDOM or func is F.feature_alpha_dropout or _attention_dropout(func, args, kwargs):
+        if func in recurrent.STATES and (call := recurrent.arguments(func, args)).draws:
+            with self:  # again: its dropout is drawn in here
+                return recurrent.by_layer(call, recurrent.by_torch(func))
+        if func is F.scaled_dot_product_attention and _attention_dropout(args, kwargs):
+            with self:
+                return attention.plain(*args, **kwargs)
+        if func is F.multi_head_attention_forward and attention.draws(*args, **kwargs):
+            with self:
+                return attention.heads(*args, **kwargs)
+        if func is F.embedding and (padding := _padding(*args, **kwargs)) is not None:
+            return padding
+        if func is _VF._pack_padded_sequence:
+            recurrent.refuse_packed()
+        if func in _RANDOM or func is F.feature_alpha_dropout:
             name = getattr(func, "__name__", str(func))
             raise RuntimeError(
                 f"the model calls the random operation '{name}', which has no addressed form: "
@@ -50,6 +64,7 @@ class AddressedDropout(TorchFunctionMode):
         self.calls += 1
         if not training or p == 0:
             return input
+        self.draws += 1
         if p == 1:
             return torch.zeros_like(input)
         shape = input.shape if func in _ELEMENT else _channels(func, input)
@@ -63,7 +78,16 @@ def _channels(func: Any, input: Tensor) -> torch.Size:
     return torch.Size([*input.shape[: input.dim() - spatial], *([1] * spatial)])
 
 
-def _attention_dropout(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    if func is not F.scaled_dot_product_attention:
-        return False
+def _attention_dropout(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+
+
+def _padding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """An embedding with a padding number, whose vector is never trained; torch says so only to the backward pass."""
+    if padding_idx is None or max_norm is not None or scale_grad_by_freq or sparse:
+        return None
+    out = torch.embedding(weight, input)
+    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), out.detach(), out)

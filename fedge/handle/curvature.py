@@ -26,13 +26,13 @@ def sum_sq_grad(losses: Losses, params: Params, separable: list[str]) -> Params:
     """
     fast = {name: params[name] for name in separable}
     rest = {name: leaf for name, leaf in params.items() if name not in fast}
-    found = _in_one_pass(losses, fast, rest) if fast else {}
+    found = in_one_pass(losses, fast, rest) if fast else {}
     if rest:
         found |= _one_by_one(losses, rest, fast)
     return {name: found[name] for name in params}
 
 
-def _in_one_pass(losses: Losses, fast: Params, rest: Params) -> Params:
+def in_one_pass(losses: Losses, fast: Params, rest: Params) -> Params:
     def total(fast: Params) -> Tensor:
         with Squares(fast):
             return losses(fast | rest).sum()

@@ -75,10 +75,10 @@ def separable(handle: Handle, params: Params, batch: Batch) -> list[str]:
     one gradient per example; what disagrees falls back to that.
     """
     own = {name: leaf.detach() for name, leaf in handle.module.named_parameters() if name in params}
-    x = _noise((3, *batch.x.shape[1:]), batch.x)
+    x = noise((3, *batch.x.shape[1:]), batch.x)
     with _Uses(own) as uses:
         out = handle.logits(own, x)
-    mix = _noise(tuple(out.shape), out)
+    mix = noise(tuple(out.shape), out)
 
     def losses(params: Params) -> Tensor:
         return (torch.tanh(handle.logits(params, x)) * mix).flatten(1).sum(1)
@@ -110,7 +110,7 @@ def _agreeing(losses: Callable[[Params], Tensor], own: Params, names: list[str])
     return right
 
 
-def _noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Numbers without pattern, and without a generator; small whole ones where the input is made of those."""
     count = math.prod(shape)
     steps = torch.arange(count, device=like.device).view(shape)

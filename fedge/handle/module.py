@@ -21,18 +21,22 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(f"the model is a {type(module).__name__}, it must be an nn.Module")
     for name, layer in module.named_modules():
         kind = type(layer).__name__
-        if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+        tracks = isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
+        if tracks and not is_still(layer):
             raise ValueError(
                 f"layer '{name}' ({kind}) mixes the examples of a batch or keeps running statistics, which are "
-                "not parameters and have no meaning across clients: use nn.GroupNorm or nn.LayerNorm in its place"
-            )
-        if getattr(layer, "dropout", 0.0) and isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
-            raise ValueError(
-                f"layer '{name}' ({kind}) has dropout={layer.dropout} inside, whose masks cannot be addressed: "
-                "set it to 0 and use nn.Dropout layers"
+                "not parameters and have no meaning across clients: use nn.GroupNorm or nn.LayerNorm in its place "
+                "(fedge.models.without_batch_norm(model) does it), or, with the statistics of a trained model, freeze "
+                "them: call .eval() on the layer"
             )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter '{name}' has no shape yet: run the lazy module on one batch first")
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("the model has no trainable parameters: at least one must require grad")
+
+
+def is_still(layer: nn.Module) -> bool:
+    """Whether it is a normalisation with running statistics in evaluation mode: it uses them and leaves them alone."""
+    tracks = isinstance(layer, _BatchNorm | _InstanceNorm) and layer.track_running_stats
+    return tracks and not layer.training and layer.running_mean is not None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,8 @@ from fedge.core import Batch, Loss, Params
 from fedge.handle import curvature
 from fedge.handle.addressed_dropout import AddressedDropout
 from fedge.handle.fisher_diagonal import separable
-from fedge.handle.module import check_module
+from fedge.handle.module import check_module, is_still
+from fedge.handle.recurrent import ByStep
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -41,24 +42,36 @@ class Handle:
     def __init__(self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu") -> None:
         check_module(module)
         self.module = copy.deepcopy(module).to(device).requires_grad_(False)
+        self._still = [layer for layer in self.module.modules() if is_still(layer)]
         self.per_example = loss
         self._separable: list[str] | None = None
 
-    def logits(self, params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The module's output; with a key in training mode, dropout addressed by it, else in evaluation mode."""
+    def logits(
+        self, params: Params, x: Tensor, key: Tensor | None = None, mode: AbstractContextManager[Any] | None = None
+    ) -> Tensor:
+        """The module's output; with a key in training mode, dropout addressed by it, else in evaluation mode.
+
+        Within `mode`, if there is one, the module's functions are computed in another way.
+        """
         if self.module.training != (key is not None):
-            self.module.train(key is not None)
-        with AddressedDropout(key) if key is not None else nullcontext():
+            self.set_training(key is not None)
+        with AddressedDropout(key) if key is not None else nullcontext(), mode or nullcontext():
             out: Tensor = functional_call(self.module, params, (x,))
         return out
+
+    def set_training(self, training: bool) -> None:
+        """Training or evaluation mode; normalisations with frozen statistics stay in evaluation mode."""
+        self.module.train(training)
+        for layer in self._still:
+            layer.eval()
 
     def laid_out(self, x: Tensor) -> Tensor:
         """The same examples, in the order in memory in which `logits` is fastest."""
         return x
 
-    def losses(self, params: Params, batch: Batch) -> Tensor:
+    def losses(self, params: Params, batch: Batch, mode: AbstractContextManager[Any] | None = None) -> Tensor:
         """One loss per example, [B], zero on padding."""
-        out = self.per_example(self.logits(params, batch.x, batch.key), batch.y)
+        out = self.per_example(self.logits(params, batch.x, batch.key, mode), batch.y)
         _check_losses(out, batch.y)
         return torch.where(batch.mask, out, 0.0)
 
@@ -80,11 +93,11 @@ class Handle:
         """sum_i (d loss_i / d w)^2 over the real examples: n times the diagonal of the empirical Fisher."""
         if self._separable is None:
             self._separable = separable(self, params, batch)
-        return curvature.sum_sq_grad(lambda p: self.losses(p, batch), params, self._separable)
+        return curvature.sum_sq_grad(lambda p: self.losses(p, batch, ByStep()), params, self._separable)
 
     def sum_fisher_product(self, params: Params, batch: Batch, v: Params) -> Params:
         """sum_i g_i (g_i . v) over the real examples, g_i the gradient of one example."""
-        return curvature.sum_fisher_product(lambda p: self.losses(p, batch), params, v)
+        return curvature.sum_fisher_product(lambda p: self.losses(p, batch, ByStep()), params, v)
 
     def sum_gauss_newton_product(self, params: Params, batch: Batch, v: Params) -> Params:
         """sum_i J_i^T H_i J_i v over the real examples (Eq. 8), H_i the loss's Hessian in the logits."""
@@ -99,7 +112,7 @@ class Handle:
     ) -> tuple[Tensor, Tensor]:
         """V^T sum_i g_i, [k], and V^T B V, [k, k], for the k vectors V of the basis and n times either matrix B."""
         if matrix == "fisher":
-            return curvature.fisher_in_span(lambda p: self.losses(p, batch), params, basis)
+            return curvature.fisher_in_span(lambda p: self.losses(p, batch, ByStep()), params, basis)
         return curvature.gauss_newton_in_span(*self._outer(batch), params, basis)
 
     def _outer(self, batch: Batch) -> tuple[Callable[[Params], Tensor], Callable[[Tensor], Tensor]]:
@@ -108,4 +121,4 @@ class Handle:
         def total(z: Tensor) -> Tensor:
             return torch.where(batch.mask, self.per_example(z, batch.y), 0.0).sum()
 
-        return lambda p: self.logits(p, batch.x, batch.key), total
+        return lambda p: self.logits(p, batch.x, batch.key, ByStep()), total

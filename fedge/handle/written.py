@@ -16,6 +16,7 @@ from fedge.core import Batch, Loss, Params
 from fedge.handle.chain import read
 from fedge.handle.layer import Layer
 from fedge.handle.plain import Handle, cross_entropy
+from fedge.handle.stacked.rule import leading
 from fedge.handle.tape import Many, One
 
 
@@ -56,20 +57,24 @@ class Program:
         return tape.backward(self.downhill(logits.float(), y, mask).bfloat16())
 
     def downhill(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """d (mean loss over the real examples) / d logits, [..., B, C]."""
-        share = mask / mask.sum(-1, keepdim=True, dtype=logits.dtype)
-        if self.loss is cross_entropy:
-            e = (logits - logits.amax(-1, keepdim=True)).exp_()
-            hit = _identity(logits).index_select(0, y.reshape(-1)).view(logits.shape)
-            return (e / e.sum(-1, keepdim=True) - hit) * share.unsqueeze(-1)
-        lead = mask.dim()
-        flat = logits.flatten(0, lead - 1)
+        return downhill(self.loss, logits, y, mask)
 
-        def total(z: Tensor) -> Tensor:
-            return torch.where(mask.flatten(), self.loss(z, y.flatten(0, lead - 1)), 0.0).sum()
 
-        slope: Tensor = torch.func.grad(total)(flat)
-        return slope.view(logits.shape) / mask.sum(-1).view(*mask.shape[:-1], *[1] * (logits.dim() - lead + 1))
+def downhill(loss: Loss, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """d (mean loss over the real examples) / d logits, [..., B, C]."""
+    share = mask / mask.sum(-1, keepdim=True, dtype=logits.dtype)
+    if loss is cross_entropy and logits.dim() == mask.dim() + 1:
+        e = (logits - logits.amax(-1, keepdim=True)).exp_()
+        hit = _identity(logits).index_select(0, y.reshape(-1)).view(logits.shape)
+        return (e / e.sum(-1, keepdim=True) - hit) * share.unsqueeze(-1)
+    lead = mask.dim()
+    flat = logits.flatten(0, lead - 1)
+
+    def total(z: Tensor) -> Tensor:
+        return torch.where(mask.flatten(), loss(z, y.flatten(0, lead - 1)), 0.0).sum()
+
+    slope: Tensor = torch.func.grad(total)(flat)
+    return slope.view(logits.shape) / mask.sum(-1).view(*mask.shape[:-1], *[1] * (logits.dim() - lead + 1))
 
 
 _IDENTITIES: dict[Any, Tensor] = {}
@@ -97,16 +102,10 @@ class Gradient(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, names: tuple[str, ...], *tensors: Tensor) -> Any:  # fmt: skip # noqa: E501
-        stacked = [_leading(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[2:], strict=True)]
+        stacked = [leading(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[2:], strict=True)]
         x, y, mask, key, *leaves = stacked
         found = program.many(x, y, mask, key, dict(zip(names, leaves, strict=True)))
         return tuple(found[name] for name in names), (0,) * len(names)
-
-
-def _leading(tensor: Tensor, dim: int | None, jobs: int) -> Tensor:
-    if dim is None:
-        return tensor.expand(jobs, *tensor.shape)
-    return tensor if dim == 0 else tensor.movedim(dim, 0)
 
 
 class WrittenHandle(Handle):

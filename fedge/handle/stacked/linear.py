@@ -1,0 +1,46 @@
+"""z = a W^T + b with the weights of each client: one product per client, whatever the shape of its examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from fedge.handle.layer import arguments
+from fedge.handle.stacked.rule import stacked
+
+NAMES = {"input": None, "weight": None, "bias": None}
+
+
+def linear(*args: Any, **options: Any) -> Tensor:
+    a, weight, bias = arguments(args, options, NAMES)
+    tensors = (a, weight) if bias is None else (a, weight, bias)
+    found: Tensor = stacked(F.linear, many, *tensors)
+    return found
+
+
+def many(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a [J, ..., D], weight [J, O, D], bias [J, O]."""
+    found: Tensor = Linear.apply(a, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
+class Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        flat = a.reshape(len(a), -1, a.shape[-1])
+        ctx.save_for_backward(flat, weight)
+        ctx.shape, ctx.has_bias = a.shape, bias is not None
+        out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
+        return out.view(*a.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat, weight = ctx.saved_tensors
+        g = grads[0].reshape(*flat.shape[:2], -1)
+        into = (g @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        slope = g.mT @ flat if ctx.needs_input_grad[1] else None
+        return into, slope, g.sum(1) if ctx.has_bias and ctx.needs_input_grad[2] else None
