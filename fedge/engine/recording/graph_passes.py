@@ -51,6 +51,12 @@ def _strides(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].stride())
 
 
+@torch.enable_grad()
+def _lstm_for_training(*args: Any) -> Any:
+    """torch's fused LSTM keeps what the backward pass needs only where gradients are wanted, whatever it is told."""
+    return aten.mkldnn_rnn_layer.default(*args)
+
+
 # The same kernels, called directly from Python: half the cost of a call through the operator table.
 _DIRECT: dict[Any, Any] = {
     aten.bmm.default: torch.bmm, aten.baddbmm.default: torch.baddbmm, aten.mm.default: torch.mm,
@@ -59,7 +65,7 @@ _DIRECT: dict[Any, Any] = {
     aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div, aten.eq.Tensor: torch.eq,
     aten.unsqueeze.default: torch.unsqueeze, aten.transpose.int: torch.transpose, aten.permute.default: torch.permute,
     aten.index_select.default: torch.index_select, aten.view.default: torch.Tensor.view,
-    aten.add_.Tensor: torch.Tensor.add_,
+    aten.add_.Tensor: torch.Tensor.add_, aten.mkldnn_rnn_layer.default: _lstm_for_training,
 }  # fmt: skip
 
 
