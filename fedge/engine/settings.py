@@ -10,6 +10,7 @@ from fedge.engine.ranks.process_group import Group
 from fedge.engine.ranks.ranks import Ranks
 from fedge.engine.runtime import Precision
 from fedge.engine.simulator import Simulator
+from fedge.engine.ways import Way
 from fedge.federation import Federation
 
 
@@ -25,6 +26,7 @@ class Engine:
     compile: bool = False
     chunk: int | None = None
     workers: int | None = None
+    way: Way | None = None
 
     def link(
         self, algorithm: Algorithm[Any], federation: Federation, group: Group | None = None, **options: Any

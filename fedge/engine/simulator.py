@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.checks import at_least_one, positive
-from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Task
+from fedge.core import Algorithm, Ask, At, Batch, Drop, Payload, Task
+from fedge.engine.choosing import Choosing
 from fedge.engine.clients.batches import Schedule, client_key, client_keys, one_client
-from fedge.engine.clients.client_parts import Kept, together
+from fedge.engine.clients.client_parts import Held, Kept
 from fedge.engine.clients.directory import Directory, Jobs
 from fedge.engine.clients.limits import by_steps, of_clients, steps_at_most
 from fedge.engine.clients.memory import ClientMemory, Job
@@ -24,13 +25,13 @@ from fedge.engine.clients.recall import Mine, Recall
 from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
 from fedge.engine.hardware.budget import Budget, is_out_of_memory
 from fedge.engine.hardware.device import place
-from fedge.engine.hardware.thread_pool import ThreadPool
-from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
+from fedge.engine.links.base_link import Replies, begins_anew, named
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import MAX_RATIO, Intake, Refused, Total
 from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_limits
+from fedge.engine.ways import Way, check_way
 from fedge.federation import Federation
 from fedge.handle import FastHandle, GraphHandle, Handle, NotAChain, WrittenHandle, parameters
 from fedge.ledger import Ledger, Row, payload_bytes
@@ -49,7 +50,7 @@ class Done(NamedTuple):
     mine: Mine | None
 
 
-class Simulator(BaseLink):
+class Simulator(Choosing):
     """A link whose clients live on this device, computed `chunk` jobs at a time.
 
     Examples stay on the device. A chunk of jobs is stacked and folded at once, ragged clients masked; a streaming
@@ -68,6 +69,7 @@ class Simulator(BaseLink):
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         chunk: int | None = None,
+        way: Way | None = None,
         compile: bool = False,
         written: bool = True,
         workers: int | None = None,
@@ -77,6 +79,7 @@ class Simulator(BaseLink):
         max_ratio: float | None = MAX_RATIO,
     ) -> None:
         at_least_one("chunk", chunk, optional=True)
+        check_way(way, chunk)
         at_least_one("workers", workers, optional=True)
         at_least_one("min_replies", min_replies)
         check_limits(max_weight, max_share)
@@ -101,10 +104,8 @@ class Simulator(BaseLink):
         self.budget = Budget(self.handle, self.population.x[0], self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}
-        workers = (workers or torch.get_num_threads()) if self.loops else 1
-        self.halved = False
-        self.pool = ThreadPool(workers, lambda: algorithm.tasks(self.make_handle(algorithm)))
-        self.runtime.threads = 1 if workers > 1 else self.runtime.threads
+        self.workers, self.halved = workers or torch.get_num_threads(), False
+        self.way = self._first_way(way)
         self.forget()
 
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
@@ -124,11 +125,12 @@ class Simulator(BaseLink):
 
     def forget(self) -> None:
         """A new cohort holds nothing yet."""
-        self._sent: dict[str, dict[int, tuple[Params, int]]] = {}  # part -> row -> where it was sent
-        self._kept: dict[str, dict[tuple[int, int], tuple[Params, int]]] = {}  # part -> job -> where it lies
+        self.held = Held()
 
     def settings(self) -> dict[str, Any]:
-        return {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory, "chunk": self.chunk}
+        return {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory} | {
+            "chunk": self.chunk, "way": self.way
+        }  # fmt: skip
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         at_least_one("threads", settings["threads"])
@@ -138,6 +140,9 @@ class Simulator(BaseLink):
             self.runtime.threads = settings["threads"]
         self.budget.memory = settings.get("memory", self.budget.memory)
         self.chunk = settings.get("chunk", self.chunk)
+        if (way := settings.get("way")) is not None:
+            check_way(way, self.chunk)
+            self.way = self._go(way)
 
     def remembered(self, round: int) -> dict[str, Any]:
         self.memory.settle(round)
@@ -186,7 +191,10 @@ class Simulator(BaseLink):
 
         `everybody` is all jobs of the ask, if others work on the rest.
         """
-        self._note_sent(ask, tasks[0])
+        self.held.note_sent(ask, tasks[0])
+        if self.way is None and len(jobs.clients):
+            self.way = self._go(self._measured(at, ask, tasks, jobs))
+            torch.set_num_threads(self.runtime.threads)
         intake = self.intake(ask, tasks, jobs if everybody is None else everybody)
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
@@ -199,8 +207,7 @@ class Simulator(BaseLink):
             up += sum(one.up for one in done)
             dropped += self._refused(intake.take(part, positions, self.received(part, uploads)))
         dropped += self._refused(intake.close())
-        for name, where in kept.parts().items():
-            self._kept.setdefault(name, {}).update(where)
+        self.held.keep(kept.parts())
         return intake.total, dropped, up
 
     def intake(self, ask: Ask, tasks: list[Task], jobs: Jobs) -> Intake:
@@ -228,7 +235,7 @@ class Simulator(BaseLink):
         """Every chunk of jobs, its positions on the device and what it did; single jobs by one worker per core."""
         chunks = self._chunks(tasks, jobs)
         shared = self.loops and 1 < self.pool.workers <= len(jobs.clients)
-        known = all(name in self._steps and self._steps[name].recorded for name in ask.tasks)
+        known = self.way == "plain" or all(n in self._steps and self._steps[n].recorded for n in ask.tasks)
         for part in chunks if not shared else islice(chunks, 0 if known else 1):  # workers record nothing
             yield from self._sparing(at, ask, tasks, part)
         if not shared:
@@ -244,7 +251,7 @@ class Simulator(BaseLink):
         """A chunk; if there is no memory for it, in two halves, and from then on every chunk is half as large."""
         try:
             positions = part.positions.to(self.device)
-            done = self._fold(at, ask, tasks, part)
+            done = self._fold(at, ask, tasks, part, self.way != "plain")
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -272,7 +279,7 @@ class Simulator(BaseLink):
     @property
     def loops(self) -> bool:
         """Whether jobs are computed one by one on a CPU."""
-        return self.device.type == "cpu" and (self.budget.loop if self.chunk is None else self.chunk == 1)
+        return self.way in ("single", "plain")
 
     def row(self, at: At, ask: Ask, task: Task, jobs: Jobs, up: int) -> Row:
         """The ledger's row of an ask."""
@@ -291,46 +298,13 @@ class Simulator(BaseLink):
             largest = int(sizes[at])
             width = max(min(task.batch_size or largest, largest) for task in tasks)
             alike = int((sizes[at:] * 4 >= width).sum())  # much smaller clients would be mostly padding
-            most = self.chunk or self.budget.jobs(width)
+            most = 1 if self.loops else self.chunk or self.budget.jobs(width)
             piece = torch.from_numpy(order[at : at + -(-alike // -(-alike // most))])  # pieces of about one size
             yield Jobs(*(part[piece] for part in jobs))
             at += len(piece)
 
-    def _note_sent(self, ask: Ask, task: Task) -> None:
-        rows = ask.rows if ask.rows is not None else tuple(range(task.rows or 1))
-        for name, part in ask.send.items():
-            self._sent.setdefault(name, {}).update({row: (part, i) for i, row in enumerate(rows)})
-            self._kept.pop(name, None)
-
-    def _payload(self, ask: Ask, task: Task, jobs: Jobs) -> tuple[Payload, dict[str, int | None]]:
-        """What these jobs work with: sent now, sent earlier, or kept by the clients; and which has a job axis."""
-        payload: Payload = {}
-        dims: dict[str, int | None] = {}
-        index: list[int] | None
-        for name in (*ask.send, *ask.reuse):
-            if name in self._kept:
-                try:
-                    part, index = together(self._kept[name], jobs.pairs())
-                except LookupError as error:
-                    raise ValueError(
-                        f"client {error.args[0][0]} does not hold '{name}', which task '{ask.tasks[0]}' reuses: it was "
-                        "not asked in the phase before; lose a client in all later phases of a round"
-                    ) from None
-            elif name in self._sent and task.rows is None:
-                part, index = self._sent[name][0][0], None
-            elif name in self._sent:
-                part, index = together(self._sent[name], jobs.rows.tolist())
-            else:
-                raise ValueError(
-                    f"task '{ask.tasks[0]}' reuses '{name}', which this cohort does not hold: send it, or list it "
-                    f"in the task's `keeps` (held: {sorted({*self._sent, *self._kept})})"
-                )
-            dims[name] = None if index is None else 0
-            payload[name] = part if index is None else tree.take(part, torch.tensor(index, device=self.device))
-        return payload, dims
-
     def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, record: bool = True) -> list[Done]:
-        payload, dims = self._payload(ask, tasks[0], jobs)
+        payload, dims = self.held.payload(ask, tasks[0], jobs, self.device)
         done: list[Done] = []
         for position, (name, task) in enumerate(zip(ask.tasks, tasks, strict=True)):
             known, around = payload, dims
@@ -385,8 +359,8 @@ class Simulator(BaseLink):
         sizes = self.population.sizes(clients)
         drawn = int(sizes.sum()) * task.epochs
         where = self.device if drawn > FEW else torch.device("cpu")
-        examples = self.population.flat_examples(clients, where)
-        schedule = Schedule(task, examples, sizes, client_keys(at, clients), slots, most)
+        limited, examples = self._limited(task), self.population.flat_examples(clients, where)
+        schedule = Schedule(limited, examples, sizes, client_keys(at, clients), slots, most)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             coarse = self.device.type == "cuda"
@@ -423,7 +397,7 @@ class Simulator(BaseLink):
         chosen = self.population.examples(client)
         x, y = self.population.x[chosen], self.population.y[chosen]
         row = jobs.rows[0].to(self.device)
-        batches = one_client(task, x, y, client_key(at, client), limit)
+        batches = one_client(self._limited(task), x, y, client_key(at, client), limit)
         if name not in self._steps:
             self._steps[name] = Traced(one_step(task))
         key = None if draws is None else draws[0].to(self.device)

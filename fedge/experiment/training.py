@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from fedge.engine import Engine
 from fedge.engine.runtime import Precision
+from fedge.engine.ways import Way
 from fedge.experiment.values import made
 from fedge.hooks import Observe, Plateau, Reached, Spent
 
@@ -27,6 +28,7 @@ class Training:
     compile: bool = False
     chunk: int | None = None
     workers: int | None = None
+    way: Way | None = None
     until: Plateau | Reached | Spent | None = None
 
 

@@ -34,7 +34,7 @@ class Log:
 
     def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: BaseLink, every: int) -> None:
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
-        self.group, self.saved = link.runtime.group, -1
+        self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
 
     @contextmanager
     def held(self, resume: bool) -> Iterator[None]:
@@ -100,7 +100,9 @@ class Log:
     def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:
         if self.group.leads:
             self.folder.append([record], rows)
-        if record["round"] % self.every == 0:
+        # A choice that was made meanwhile is saved at once: a run that goes on has to make it again.
+        chose = self.group.size == 1 and self.link.settings() != self.chosen
+        if record["round"] % self.every == 0 or chose:
             self.save(run)
 
     def save(self, run: Run[Any]) -> None:
@@ -113,7 +115,8 @@ class Log:
     def _save(self, run: Run[Any], remembered: Mapping[str, Any]) -> None:
         content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
         content |= {"clients": dict(remembered)} if remembered else {}
-        self.folder.save(content | {"engine": self.link.settings()})
+        self.chosen = self.link.settings()
+        self.folder.save(content | {"engine": self.chosen})
 
     def end(self, run: Run[Any]) -> None:
         """A last checkpoint and, unless the run was stopped, the summary."""

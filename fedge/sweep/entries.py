@@ -22,7 +22,7 @@ Made = Callable[..., list["Entry"]]  # of_file for one file: takes a seed and wh
 Ranked = Callable[[str, str], Sequence[Setting]]  # the same, the best first; empty where nothing was tuned
 RANKS = 4  # settings of a method that are tried at most, when the ones before diverged
 NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
-    "train": ("device", "checkpoint_every", "precision", "compile", "chunk", "workers"), "data": ("path",),
+    "train": ("device", "checkpoint_every", "precision", "compile", "chunk", "workers", "way"), "data": ("path",),
 }  # fmt: skip
 
 

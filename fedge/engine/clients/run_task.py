@@ -179,6 +179,11 @@ class Stacked:
             carry = pytree.map_(lambda *leaves: torch.cat(leaves), last, *reversed(done))
         return _apart(self.finish(sent, carry, sizes, *([] if keys is None else [keys])), carry)
 
+    @property
+    def settled(self) -> bool:
+        """Whether its steps are recorded, or cannot be."""
+        return self.step.settled
+
     def _height(self, active: int, height: int) -> int:
         """Stack height for `active` jobs; never grows."""
         return min(height, 1 << (active - 1).bit_length()) if self.coarse else active

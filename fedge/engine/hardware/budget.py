@@ -45,8 +45,6 @@ class Budget:
 
     def jobs(self, width: int) -> int:
         """How many jobs with batches of this width fit, at least one."""
-        if self.loop:
-            return 1
         job, example, scalars = self.costs
         return max(1, min(self.memory // (job + width * example), MOST // max(width * scalars, self.largest)))
 

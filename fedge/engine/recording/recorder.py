@@ -15,6 +15,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,17 @@ MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each hold
 SHARE, OFTEN = 1 / 8, 20_000  # of all calls, or so many calls: then shapes are worth compiling
 
 
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Within it, a step is recorded the first time that it is taken."""
+    before = dict(WARM)
+    WARM.update(dict.fromkeys(WARM, 0))
+    try:
+        yield
+    finally:
+        WARM.update(before)
+
+
 class Traced:
     """A step (sent, carry, batch, row) -> carry, recorded for every set of shapes it is often called with."""
 
@@ -44,6 +56,11 @@ class Traced:
         self._refused: set[Any] = set()  # shapes that cannot be recorded: every thread takes its own step
         self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
         self._kinds: dict[Any, int] = {}
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that it was called with so far is recorded, or cannot be."""
+        return not self._trials and bool(self.recorded or self._refused)
 
     def fold(
         self,

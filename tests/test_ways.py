@@ -1,0 +1,111 @@
+"""Ways to compute clients: measured where they are not known, remembered, and the same numbers in each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import fedge
+from fedge.engine import Simulator, choosing
+from fedge.engine.ways import WAYS, Trial, Way, fastest
+from fedge.runs import checkpoint
+from tests.cases import close, ragged, toy_data, toy_model
+from tests.networks import NETWORKS, federation
+
+NETWORK = NETWORKS["gru"]
+
+
+def algorithm() -> fedge.FedAvg:
+    return fedge.FedAvg(NETWORK.module(), epochs=2, batch_size=4, lr=0.2)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, way: Way) -> list[list[str]]:
+    """Let this way be the fastest; returns the ways that were measured, each time."""
+    seen: list[list[str]] = []
+
+    def choose(trials: dict[Way, Trial]) -> Way:
+        for trial in trials.values():
+            trial.seconds()
+        seen.append(list(trials))
+        return way
+
+    monkeypatch.setattr(choosing, "fastest", choose)
+    return seen
+
+
+def test_the_fastest_way_is_taken_and_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    spent = {"stacked": 10_000, "single": 100, "plain": 3000}
+    trials = {way: Trial(lambda n=n: sum(range(200 * n)), lambda: True, 2) for way, n in spent.items()}
+    with caplog.at_level(logging.INFO, "fedge"):
+        assert fastest(trials) == "single"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "clients are computed in the way 'single' (per client and up to 2 steps: stacked"
+    )
+
+
+def test_a_way_that_is_hardly_faster_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "seconds", lambda self: self.jobs)
+    trials = {way: Trial(lambda: None, lambda: True, jobs) for way, jobs in zip(WAYS, (1.0, 0.95, 0.91), strict=True)}
+    assert fastest(trials) == "stacked"
+
+
+def test_a_trial_waits_for_the_recording() -> None:
+    runs: list[int] = []
+    Trial(lambda: runs.append(1), lambda: len(runs) == 3, 1).seconds()
+    assert len(runs) == 3 + 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_measuring_changes_no_bit(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, own = federation(NETWORK), algorithm()
+    asked = fedge.train(own, shared, rounds=2, engine=fedge.Engine(way=way, workers=2)).params
+    seen = told(monkeypatch, way)
+    link = Simulator(own, shared, workers=2)
+    assert link.way is None
+    found = fedge.train(own, shared, rounds=2, link=link).params
+    assert seen == [["stacked", "single", "plain"]], "once"
+    assert link.way == way
+    assert close(asked, found) == 0
+
+
+def test_a_run_that_goes_on_takes_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, own = federation(NETWORK), algorithm()
+    told(monkeypatch, "plain")
+    fedge.train(own, shared, rounds=1, out=tmp_path / "run", observe=fedge.Observe(checkpoint_every=100))
+    seen = told(monkeypatch, "stacked")
+    link = Simulator(own, shared)
+    fedge.train(own, shared, rounds=2, out=tmp_path / "run", resume=True, link=link)
+    assert (seen, link.way) == ([], "plain")
+
+
+def test_the_way_is_saved_as_soon_as_it_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, own = federation(NETWORK), algorithm()
+    told(monkeypatch, "single")
+    settings = {"out": tmp_path / "run", "observe": fedge.Observe(checkpoint_every=100)}
+
+    def die(record: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedge.train(own, shared, rounds=5, on_round=die, **settings)
+    content = checkpoint.load(tmp_path / "run" / "checkpoint.pt")
+    assert (content["round"], content["engine"]["way"]) == (1, "single")
+
+
+def test_what_is_known_is_not_measured() -> None:
+    chain = fedge.FedAvg(toy_model())
+    assert Simulator(chain, ragged(toy_data())).way == "stacked"
+    assert Simulator(chain, ragged(toy_data()), chunk=1).way == "single"
+    own, shared = algorithm(), federation(NETWORK)
+    assert Simulator(own, shared, chunk=3).way == "stacked"
+    assert Simulator(own, shared, way="plain").way == "plain"
+
+
+def test_impossible_ways_are_refused() -> None:
+    with pytest.raises(ValueError, match="way is 'fast', it must be one of"):
+        Simulator(algorithm(), federation(NETWORK), way="fast")
+    with pytest.raises(ValueError, match="way is 'plain', which is one client at a time, but chunk is 5"):
+        Simulator(algorithm(), federation(NETWORK), way="plain", chunk=5)
