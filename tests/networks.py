@@ -135,6 +135,14 @@ class Frozen(Residual):
         self.a.weight.requires_grad_(False)
 
 
+class Normed(Residual):
+    """As people have it: with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.norms = nn.BatchNorm2d(4), nn.ModuleList(nn.BatchNorm2d(6) for _ in range(2))
+
+
 class Network(NamedTuple):
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -176,6 +184,8 @@ NETWORKS = {
     "attention, dropout": words(lambda: Attention(0.3), draws=True),
     "tied": words(Tied),
     "frozen": Network(Frozen, (2, 8, 8)),
+    "adapters": words(lambda: fedge.models.lora(Transformer(), rank=2, train=("out",))),
+    "no batch norm": Network(lambda: fedge.models.without_batch_norm(Normed()), (2, 8, 8)),
 }
 
 

@@ -77,7 +77,9 @@ def test_the_gradient_is_that_of_a_loop(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if not network.draws and name != "frozen"])
+@pytest.mark.parametrize(
+    "name", [name for name, network in NETWORKS.items() if not network.draws and name not in ("frozen", "adapters")]
+)
 def test_squares_and_products_are_those_of_single_examples(name: str) -> None:
     network = NETWORKS[name]
     module = network.module()
@@ -109,7 +111,7 @@ def test_squares_and_products_are_those_of_single_examples(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["lstm, dropout", "transformer, dropout", "frozen"])
+@pytest.mark.parametrize("name", ["lstm, dropout", "transformer, dropout", "frozen", "adapters"])
 def test_squares_with_dropout_or_frozen_parts_are_the_plain_handle_s(name: str) -> None:
     network = NETWORKS[name]
     module = network.module()

@@ -15,6 +15,7 @@ from fedge.core import Batch, Carry, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule
 from fedge.engine.recording import pytree
 from fedge.engine.recording.recorder import Replayed, Traced
+from fedge.engine.recording.untouched import untouched
 from fedge.keys import FINISH, fold_tensor
 
 Upload = tuple[Payload, Tensor]
@@ -53,7 +54,8 @@ def fold_one(
         carry = task.start(sent) if take is None else pytree.map_(_own, task.start(sent))
         if take is None:
             for step, batch in enumerate(batches):  # noqa: B007
-                carry = one_step(task)(sent, carry, batch, row)
+                with untouched(sent=sent, carry=carry, batch=batch):
+                    carry = one_step(task)(sent, carry, batch, row)
         else:
             own = None if record else one_step(task)
             for step, found in enumerate(take.fold(sent, carry, ((batch,) for batch in batches), row, own)):  # noqa: B007

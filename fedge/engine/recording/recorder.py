@@ -28,6 +28,7 @@ from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.recording import pytree
 from fedge.engine.recording.cuda_graph import Captured, Function, compiled
 from fedge.engine.recording.graph_passes import call_directly, simplify, split_updates, update_in_place
+from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
@@ -94,7 +95,8 @@ class Traced:
                     replayed += 1
                     continue
                 args = (sent, pytree.unflatten(flat, spec), batch, row)
-                expected = pytree.leaves_as((function or self.function)(*args), spec)
+                with untouched(sent=sent, carry=args[1], batch=batch):
+                    expected = pytree.leaves_as((function or self.function)(*args), spec)
                 if function is None and shapes in self._trials:
                     self._try(shapes, args, expected)
                 elif function is None and shapes not in self._refused:

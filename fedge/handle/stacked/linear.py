@@ -34,13 +34,20 @@ class Linear(Function):
         flat = a.reshape(len(a), -1, a.shape[-1])
         ctx.save_for_backward(flat, weight)
         ctx.shape, ctx.has_bias = a.shape, bias is not None
-        out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
+        if weight.stride(0) == 0 and len(weight) > 1:  # all clients share it: one product for all
+            out = flat.flatten(0, 1) @ weight[0].T
+            out = out if bias is None else out.view(*flat.shape[:2], -1) + bias.unsqueeze(1)
+        else:
+            out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
         return out.view(*a.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat, weight = ctx.saved_tensors
         g = grads[0].reshape(*flat.shape[:2], -1)
-        into = (g @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        shared = weight.stride(0) == 0 and len(weight) > 1
+        into = None
+        if ctx.needs_input_grad[0]:
+            into = (g.flatten(0, 1) @ weight[0] if shared else g @ weight).view(ctx.shape)
         slope = g.mT @ flat if ctx.needs_input_grad[1] else None
         return into, slope, g.sum(1) if ctx.has_bias and ctx.needs_input_grad[2] else None
