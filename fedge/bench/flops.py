@@ -30,7 +30,8 @@ def flops(algorithm: Algorithm[Any], federation: Federation, cohort: int) -> int
 
 
 def _one_visit(model: torch.nn.Module, federation: Federation) -> int:
-    x = federation.data.train_x[:1].cpu().float()
+    x = federation.data.train_x[:1].cpu()
+    x = x.float() if x.is_floating_point() else x
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(x), torch.zeros(1, dtype=torch.long)).backward()
     model.zero_grad()

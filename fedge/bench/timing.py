@@ -47,6 +47,7 @@ class Timing:
     outside: float | None = None
     peak_memory: int = 0
     around: float | None = None
+    way: str | None = None  # in which clients were computed
 
     @property
     def flops_a_second(self) -> float | None:
@@ -93,7 +94,7 @@ def measure(
     outside, around = _outside(step, device), _around(step, device, rounds)
     arithmetic = flops(*workload.build(device != "cpu"), workload.cohort)
     memory = peak(torch.device(device))
-    about = (arithmetic, outside, memory, around)
+    about = (arithmetic, outside, memory, around, step.link.way)
     return Timing(workload.name, device, ours, theirs, first, ours_threads, plain_threads, *about)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedge import models
 from fedge.algorithms import FedAvg, FedOVA, FisherLBFGS
+from fedge.bench.networks import TIMES, WORDS, Reader, ResNet, Transformer
 from fedge.core import Algorithm
 from fedge.data import Data, load
 from fedge.federation import Federation
@@ -95,6 +96,52 @@ def _g(gpu: bool) -> tuple[Algorithm[Any], Federation]:
     return FisherLBFGS(models.fmnist_cnn(seed=0), epochs=5 if gpu else 1), images((1, 28, 28), 100, 600)
 
 
+def texts(clients: int, each: int) -> Federation:
+    """Random characters, and one to predict."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, WORDS, (POOL, TIMES), generator=g), torch.randint(0, WORDS, (POOL,), generator=g)
+    rng = np.random.default_rng(0)
+    return Federation(Data(x, y, x[:1000], y[:1000], WORDS), [rng.integers(0, POOL, each) for _ in range(clients)])
+
+
+def _graph(make: Callable[[bool], nn.Module], each: int, pictures: bool = False) -> Any:
+    """FedAvg on a network that is not a chain; 100 clients with so many examples each."""
+
+    def build(gpu: bool) -> tuple[Algorithm[Any], Federation]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            algorithm = FedAvg(make(gpu), epochs=1, batch_size=10)
+        return algorithm, images((3, 32, 32), 100, each) if pictures else texts(100, each)
+
+    return build
+
+
+def _residual(gpu: bool) -> nn.Module:
+    return ResNet((64, 128, 256, 512), 2) if gpu else ResNet()
+
+
+def _adapted(gpu: bool) -> nn.Module:
+    return models.lora(Transformer(), rank=4, train=("out",))
+
+
+SMALL, LARGE = 10, 60  # examples per client: one local step, and six
+
+
+def _graphs() -> list[Workload]:
+    kinds: dict[str, tuple[str, Callable[[bool], nn.Module], bool]] = {
+        "R": ("residual net with group norm, CIFAR shapes (GPU: ResNet-18)", _residual, True),
+        "L": ("two-layer LSTM of width 64, 20 characters", lambda gpu: Reader(nn.LSTM), False),
+        "U": ("two-layer GRU of width 64, 20 characters", lambda gpu: Reader(nn.GRU), False),
+        "T": ("four-layer transformer of width 32, 20 characters", lambda gpu: Transformer(), False),
+        "TA": ("adapters of rank 4 on T", _adapted, False),
+    }
+    return [
+        Workload(f"{name}{mark}", f"{title}, 20 of 100 clients x {each}, B 10, E 1", _graph(make, each, pictures), 20)
+        for name, (title, make, pictures) in kinds.items()
+        for mark, each in (("", SMALL), ("2", LARGE))
+    ]
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -106,5 +153,6 @@ WORKLOADS = {
         Workload("FA", "FedOVA with 2 labels a client on A", _f_on_a, 20),
         Workload("FE", "FedOVA with 2 labels a client on E", _f_on_e, 20, ("cuda",)),
         Workload("G", "Fisher L-BFGS on A", _g, 20),
+        *_graphs(),
     )
 }
