@@ -19,7 +19,7 @@ from fedge.bench import WORKLOADS, measure
 from fedge.runs.folder import versions
 
 NAMES = ("R", "R2", "L", "L2", "U", "U2", "T", "T2", "TA", "TA2")
-FIGURES, PAGE = Path(__file__).parent / "speed" / "graphs.json", Path(__file__).parents[1] / "docs" / "speed.md"
+FIGURES, PAGE = Path(__file__).parent / "graphs.json", Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- graphs: python -m benchmarks.graphs --page -->\n", "<!-- /graphs -->"
 HEAD = """| workload | what | way | ms per round | loop, ms | times faster (every turn) | command |
 |---|---|---|---|---|---|---|

@@ -23,7 +23,18 @@ import benchmarks.edge.__main__ as edge
 import benchmarks.privacy.__main__ as privacy
 import benchmarks.theory.__main__ as theory
 import benchmarks.uploads.__main__ as uploads
-from benchmarks import kill_and_resume, kill_reproduce, loop, million_clients, ranks, readme, scaling, speed, uneven
+from benchmarks import (
+    graphs,
+    kill_and_resume,
+    kill_reproduce,
+    loop,
+    million_clients,
+    ranks,
+    readme,
+    scaling,
+    speed,
+    uneven,
+)
 from benchmarks.algorithms import measure as algorithms_measure
 from benchmarks.algorithms import page as algorithms_page
 from benchmarks.attacks import page as attacks_page
@@ -204,6 +215,11 @@ def test_the_page_of_the_edge_says_what_was_stored() -> None:
     text = edge_page.PAGE.read_text()
     assert edge_page.fleets() in text
     assert edge_page.asynchronous() in text
+
+
+def test_the_page_of_speed_says_what_was_stored() -> None:
+    """If not: `python -m benchmarks.graphs --page`."""
+    assert graphs.table() in graphs.PAGE.read_text()
 
 
 def test_speed(smaller: Smaller, tmp_path: Path) -> None:
