@@ -77,6 +77,20 @@ def test_the_gradient_is_that_of_a_loop(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["residual", "lstm, dropout", "frozen"])
+def test_the_gradient_for_a_gpu_is_the_same(name: str) -> None:
+    """Convolutions as products of patches and weights."""
+    network = NETWORKS[name]
+    module = network.module()
+    params, batch = stack(network, module)
+    handle, plain = GraphHandle(module, cross_entropy), Handle(module, cross_entropy)
+    handle.program.patches = True
+    found = torch.func.vmap(handle.grad, randomness="error")(params, batch)
+    for at in range(JOBS):
+        expected = plain.grad(*job(params, batch, at))
+        assert close({key: leaf[at] for key, leaf in found.items()}, expected) < 1e-10
+
+
 @pytest.mark.parametrize(
     "name", [name for name, network in NETWORKS.items() if not network.draws and name not in ("frozen", "adapters")]
 )

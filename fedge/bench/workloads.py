@@ -43,7 +43,7 @@ def images(shape: tuple[int, ...], clients: int, each: int, labels: int = 10, cl
     y = torch.arange(POOL) % classes
     rng = np.random.default_rng(0)
     own = [(np.arange(labels) + client) % classes for client in range(clients)]
-    lists = [rng.integers(0, POOL // classes, each) * classes + rng.choice(own[k], each) for k in range(clients)]
+    lists = [rng.choice(np.flatnonzero(np.isin(y.numpy(), own[k])), each, replace=False) for k in range(clients)]
     return Federation(Data(x, y, x[:1000], y[:1000], classes), lists)
 
 
@@ -52,7 +52,7 @@ def digits(clients: int, each: int | None = None) -> Federation:
     if each is None:
         return Federation(data, iid(data.train_y, clients, seed=0))
     rng = np.random.default_rng(0)
-    return Federation(data, [rng.integers(0, len(data.train_y), each) for _ in range(clients)])
+    return Federation(data, [rng.choice(len(data.train_y), each, replace=False) for _ in range(clients)])
 
 
 def small_cnn(outputs: int = 10) -> nn.Module:
@@ -101,7 +101,9 @@ def texts(clients: int, each: int) -> Federation:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, WORDS, (POOL, TIMES), generator=g), torch.randint(0, WORDS, (POOL,), generator=g)
     rng = np.random.default_rng(0)
-    return Federation(Data(x, y, x[:1000], y[:1000], WORDS), [rng.integers(0, POOL, each) for _ in range(clients)])
+    return Federation(
+        Data(x, y, x[:1000], y[:1000], WORDS), [rng.choice(POOL, each, replace=False) for _ in range(clients)]
+    )
 
 
 def _graph(make: Callable[[bool], nn.Module], each: int, pictures: bool = False) -> Any:
