@@ -17,7 +17,7 @@ import fedge
 from fedge import toml
 from fedge.algorithms import ALGORITHMS, FedAvg
 from fedge.checks import unit_interval
-from fedge.core import Algorithm
+from fedge.core import Algorithm, At
 from fedge.experiment import (
     Experiment,
     ExperimentError,
@@ -37,6 +37,7 @@ from fedge.experiment import device as devices
 from fedge.experiment.override import override
 from fedge.experiment.planning import read
 from fedge.experiment.values import Mismatch, convert, expected, is_plain
+from fedge.loop import cohorts
 from fedge.runs.folder import RunFolderError
 
 SMALL = """
@@ -217,7 +218,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("trian.rounds=3", "unknown table 'trian' (did you mean 'train'?)"),
         ("targt=0.9", "unknown key 'targt' (did you mean 'target'?)"),
         ("train.round=3", "train: unknown key 'round' (did you mean 'rounds'?)"),
-        ("train.zzz=3", "train: unknown key 'zzz', known are rounds, cohort, seed"),
+        ("train.zzz=3", "train: unknown key 'zzz', known are rounds, cohort, sampling, seed"),
         ("train.out=there", "train: out follows from the rest of the experiment: leave it out"),
         ("train.link=x", "train: unknown key 'link'"),
         ("train.rounds=ten", "train: rounds is 'ten', expected a whole number"),
@@ -237,6 +238,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("data.name=digit", "data: unknown data set 'digit' (did you mean 'digits'?)"),
         ("data.folder=x", "data: unknown key 'folder'"),
         ("partition.kind=dirichelt", "partition: kind is 'dirichelt' (did you mean 'dirichlet'?)"),
+        ("train.sampling=posson", "train: sampling is 'posson' (did you mean 'poisson'?)"),
         ("partition.kind=by_group", "partition: groups is needed, and cannot be written in a file"),
         ("partition.labels=2", "partition: unknown key 'labels'"),
         ("partition.clients=0", "partition: clients is 0, must be a whole number of at least 1"),
@@ -517,6 +519,24 @@ def test_finished_runs_are_not_repeated_and_rounds_may_be_added(tmp_path: Path) 
     assert [one.run.rounds for one in longer] == [3, 3]
     assert watch.left == 97
     assert load(tmp_path / "experiment.toml").train["rounds"] == 3
+
+
+def test_a_file_may_ask_for_clients_drawn_one_by_one(tmp_path: Path) -> None:
+    run = compare(small("train.sampling=poisson"), tmp_path / "poisson")[0].run
+    draw = cohorts(10, 3, "poisson")
+    drawn = [sorted(draw(At(0, number, 0)).tolist()) for number in (1, 2, 3, 4)]
+    assert [record["cohort"] for record in run.history] == drawn
+    assert {len(cohort) for cohort in drawn} != {3}
+    with pytest.raises(ValueError, match=r"train\.sampling"):
+        compare(small("train.rounds=5", "train.sampling=fixed"), tmp_path / "poisson", resume=True)
+
+
+def test_a_run_from_before_there_was_sampling_goes_on(tmp_path: Path) -> None:
+    compare(small("train.rounds=1"), tmp_path)
+    for path in tmp_path.rglob("*.toml"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(line for line in lines if not line.startswith("sampling")) + "\n")
+    assert compare(small("train.rounds=2"), tmp_path, resume=True)[0].run.rounds == 2
 
 
 def test_another_experiment_does_not_go_on_in_this_folder(tmp_path: Path) -> None:

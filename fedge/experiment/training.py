@@ -10,6 +10,7 @@ from fedge.engine import Engine
 from fedge.engine.runtime import Precision
 from fedge.experiment.values import made
 from fedge.hooks import Observe, Plateau, Reached, Spent
+from fedge.loop import Sampling
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Training:
 
     rounds: int
     cohort: int | None = None
+    sampling: Sampling | None = None
     seed: int = 0
     device: str = "cpu"
     evaluate_every: int = 1
@@ -42,5 +44,5 @@ def observe_of(table: Mapping[str, Any]) -> Observe:
 
 
 def basics_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """rounds, cohort and seed, as `train` takes them."""
-    return {name: table[name] for name in ("rounds", "cohort", "seed") if name in table}
+    """rounds, cohort, sampling and seed, as `train` takes them."""
+    return {name: table[name] for name in ("rounds", "cohort", "sampling", "seed") if name in table}

@@ -45,6 +45,7 @@ LATER: dict[str, tuple[Any, ...]] = {
     "carry_momentum": (False,),
     "products": ("same",),
     "until": (None, "none"),
+    "sampling": (None, "none"),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
