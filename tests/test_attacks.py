@@ -11,17 +11,19 @@ import torch
 from typer.testing import CliRunner
 
 import fedge
+from benchmarks.attacks import page
 from fedge.attacks import KINDS, Attack, Attacked, attacked, attackers, success
-from fedge.attacks.attack import WEIGHT, Seen
+from fedge.attacks.attack import Seen
 from fedge.attacks.backdoor import TARGET, poisoned, trigger
-from fedge.attacks.study import NONE, RECOMMENDED, cases, defended, run
+from fedge.attacks.study import DEFENCES, NONE, RECOMMENDED, cases, defended, read, run
 from fedge.cli.app import app
 from fedge.engine import Loopback, Simulator
 from fedge.experiment import ExperimentError, build, load
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
 from tests.lossy import Slow
 
-SEEN = Seen(torch.tensor([True, False, False, True, False]), torch.tensor([0, 0, 0, 1, 1]))
+MOST = torch.tensor([7.0, 1.0, 2.0, 9.0, 1.0])
+SEEN = Seen(torch.tensor([True, False, False, True, False]), torch.tensor([0, 0, 0, 1, 1]), MOST)
 
 
 def uploads() -> tuple[np.ndarray, dict]:
@@ -48,7 +50,7 @@ def test_the_honest_are_left_alone(kind: str) -> None:
 def test_liars_send_a_multiple_of_what_they_computed(kind: str, times: float) -> None:
     found, weights = forged(kind)
     assert np.allclose(found[[0, 3]], times * uploads()[0][[0, 3]])
-    assert weights[[0, 3]].tolist() == ([WEIGHT] * 2 if kind == "weight_liar" else [3.0, 5.0])
+    assert weights[[0, 3]].tolist() == ([7.0, 9.0] if kind == "weight_liar" else [3.0, 5.0])
     assert np.allclose(forged("scaled", 3.0)[0][0], -3 * uploads()[0][0])
 
 
@@ -112,6 +114,46 @@ def test_checks_see_what_liars_send() -> None:
     assert "times the usual" in run.history[0]["dropped"][0]["reason"]
     with pytest.raises(TypeError, match="attacks are simulated on a Simulator, not on a Loopback"):
         Attacked(Loopback(algorithm, federation), Attack("scaled"), [1])
+
+
+def test_a_weight_liar_weighs_what_it_joined_with_and_half_of_a_mean_at_most() -> None:
+    """Plain arithmetic of one round: the mean of honest uploads u_k by n_k and of one liar's -u, of weight c.
+
+    It may weigh 1e6; c = s (sum_honest n_k + c), s = max(1/2, 4 / J).
+    """
+    algorithm, federation = fedge.FedAvg(toy_model(), lr=0.2, epochs=1, batch_size=4), ragged(toy_data())
+    liar, sizes = 4, federation.sizes.double()
+    start = {name: leaf.detach().clone() for name, leaf in algorithm.model.named_parameters()}
+
+    def moved(link: Simulator | Attacked) -> dict[str, torch.Tensor]:
+        run = fedge.train(algorithm, federation, rounds=1, link=link)
+        assert run.history[0]["dropped"] == []
+        return {name: leaf - start[name] for name, leaf in run.params.items()}
+
+    honest = moved(Simulator(algorithm, federation))
+    idle = moved(Attacked(Simulator(algorithm, federation), Attack("free_rider"), [liar]))
+    lied = moved(Attacked(Simulator(algorithm, federation), Attack("weight_liar"), [liar]))
+    others, share = sizes.sum() - sizes[liar], max(0.5, 4 / federation.clients)
+    for name, mean in honest.items():
+        own = (mean - idle[name]) * sizes.sum() / sizes[liar]
+        rest = idle[name] * sizes.sum() / others
+        assert torch.allclose(lied[name], (1 - share) * rest - share * own, atol=1e-9)
+
+
+def test_two_weight_liars_together_have_all_of_a_mean() -> None:
+    """What the bound does not promise: half each is everything."""
+    algorithm, federation = fedge.FedAvg(toy_model(), lr=0.2, epochs=1, batch_size=4), ragged(toy_data())
+    start = {name: leaf.detach().clone() for name, leaf in algorithm.model.named_parameters()}
+    link = Attacked(Simulator(algorithm, federation), Attack("weight_liar"), [2, 4])
+    lied = fedge.train(algorithm, federation, rounds=1, link=link).params
+    alone = [
+        fedge.train(algorithm, federation, rounds=1, link=Attacked(Simulator(algorithm, federation), attack, others))
+        for attack, others in [(Attack("free_rider"), [c for c in range(federation.clients) if c != k]) for k in (2, 4)]
+    ]
+    sizes = federation.sizes.double()
+    for name, leaf in lied.items():
+        own = [(one.params[name] - start[name]) * sizes.sum() / sizes[k] for one, k in zip(alone, (2, 4), strict=True)]
+        assert torch.allclose(leaf - start[name], -(own[0] + own[1]) / 2, atol=1e-3)
 
 
 # -- poisoned data
@@ -198,6 +240,15 @@ def test_without_a_defence_attacks_ruin_the_model(digits) -> None:
 def test_what_cannot_be_tried_is_refused(arguments, message: str) -> None:
     with pytest.raises(ExperimentError, match=message):
         list(cases(load(None), *arguments))
+
+
+def test_a_field_of_training_that_is_not_set_does_not_make_another_case(digits) -> None:
+    """Stored results outlive new fields: those of the benchmark are the cases of the experiment as it is."""
+    experiment, _ = digits
+    wanted = set(cases(experiment, list(KINDS), page.SHARES, list(DEFENCES)))
+    assert set(read(page.RESULTS / "digits" / "attacks.jsonl")) == wanted
+    drawn = load(None, ["train.device=cpu", "train.sampling=poisson"])
+    assert wanted.isdisjoint(cases(drawn, list(KINDS), page.SHARES, list(DEFENCES)))
 
 
 def test_a_defence_is_a_rule_around_the_algorithm() -> None:

@@ -14,14 +14,15 @@ from fedge.checks import choice, positive
 from fedge.core import Payload
 from fedge.keys import LIAR, choose, fold
 
-WEIGHT = 1e6  # the largest that the server's checks let pass
+ENROLLED = 1e6  # examples that a weight liar says it has when it joins
 
 
 class Seen(NamedTuple):
-    """The uploads of an ask: which are of liars, and which row each is for, [J]."""
+    """The uploads of an ask: which are of liars, which row each is for, and the largest weight that passes, all [J]."""
 
     lies: Tensor
     rows: Tensor
+    most: Tensor
 
 
 Forge = Callable[[Tensor, Seen, float], Tensor]  # a tensor of all uploads [J, ...] -> the same with lies in it
@@ -65,7 +66,9 @@ KINDS: dict[str, Kind] = {
     "scaled": Kind(_times(-1.0), 10.0, says="ten times the opposite"),
     "constant": Kind(_constant, 10.0, says="one number everywhere, ten times the size of honest ones"),
     "little": Kind(_little, 1.5, says="a little is enough: the honest mean less 1.5 deviations (Baruch et al. 2019)"),
-    "weight_liar": Kind(_times(-1.0), 1.0, says="the opposite, with the largest weight that passes"),
+    "weight_liar": Kind(
+        _times(-1.0), 1.0, says="the opposite; it joined with a million examples, and weighs as much as it may"
+    ),
     "free_rider": Kind(_times(0.0), 1.0, says="nothing: zeros"),
     "label_flip": Kind(None, 1.0, poisons=True, says="honest work on labels turned round: y becomes C - 1 - y"),
     "backdoor": Kind(_times(1.0), 2.0, poisons=True, says="work on images with a trigger and one label, twice as long"),
@@ -97,7 +100,7 @@ class Attack:
                 name: tree.map_(lambda leaf: forge(leaf, seen, strength) if leaf.is_floating_point() else leaf, part)
                 for name, part in uploads.items()
             }
-        claimed = torch.where(seen.lies, WEIGHT, weights) if self.kind == "weight_liar" else weights
+        claimed = torch.where(seen.lies, seen.most.to(weights), weights) if self.kind == "weight_liar" else weights
         return uploads, claimed.to(weights.dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedge.attacks.attack import Attack, Seen, attackers
+from fedge.attacks.attack import ENROLLED, Attack, Seen, attackers
 from fedge.attacks.backdoor import poisoned
 from fedge.combine import Limited
 from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply, Task, Uploads
@@ -18,6 +18,7 @@ from fedge.engine.clients.directory import Jobs
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.links.base_link import Replies, named
 from fedge.engine.uploads import checks
+from fedge.engine.uploads.limits import Limits
 from fedge.federation import Federation
 
 
@@ -57,19 +58,28 @@ class Attacked(Around):
         """What the server makes of all uploads, forged ones among them."""
         tasks = named(self.server.tasks, ask)
         jobs = _jobs(ask, tasks[0], uploads)
-        intake = self.server.intake(ask, tasks, jobs)
-        refused = intake.take(jobs, uploads.rows, self._forged(ask, tasks, uploads))[0]
+        intake = self.server.intake(ask, tasks, jobs, self._enrolled)
+        refused = intake.take(jobs, uploads.rows, self._forged(ask, tasks, uploads, jobs, intake.limits))[0]
         refused = [*refused, *intake.close()[0]]
         return intake.total.reply(), refused
 
-    def _forged(self, ask: Ask, tasks: list[Task], uploads: Uploads) -> dict[str, Upload]:
-        lies = torch.tensor([client in self.liars for client in uploads.clients.tolist()])
-        seen = Seen(lies.to(uploads.rows.device), uploads.rows)
+    def _forged(self, ask: Ask, tasks: list[Task], uploads: Uploads, jobs: Jobs, limits: Limits) -> dict[str, Upload]:
+        rows, lies = uploads.rows, self._lies(uploads.clients)
         sending = [name for name, task in zip(ask.tasks, tasks, strict=True) if not task.private]
         return {
-            name: self.attack.forged(parts, weights, seen)
+            name: self.attack.forged(
+                parts, weights, Seen(lies.to(rows.device), rows, limits.most(name, jobs).to(rows.device))
+            )
             for name, (parts, weights) in zip(sending, _by_task(uploads), strict=True)
         }
+
+    def _lies(self, clients: Tensor) -> Tensor:
+        return torch.tensor([client in self.liars for client in clients.tolist()], dtype=torch.bool)
+
+    def _enrolled(self, clients: Tensor) -> Tensor:
+        """How many examples clients said they have when they joined: a device with data of its own is believed."""
+        sizes = self.server.directory.sizes(clients)
+        return torch.where(self._lies(clients), ENROLLED, sizes) if self.attack.kind == "weight_liar" else sizes
 
 
 def _jobs(ask: Ask, task: Task, uploads: Uploads) -> Jobs:

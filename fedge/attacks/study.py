@@ -70,8 +70,10 @@ def cases(
 
 
 def _checksum(experiment: Experiment, label: str) -> str:
+    """Of what decides the numbers; a field of [train] that is not set does not, so results outlive new fields."""
     config = experiment.config(label)
-    plain = {**config, "train": {name: one for name, one in config["train"].items() if name not in ELSEWHERE}}
+    given = {name: one for name, one in config["train"].items() if one is not None and name not in ELSEWHERE}
+    plain = {**config, "train": given}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -200,10 +200,15 @@ class Simulator(BaseLink):
             self._kept.setdefault(name, {}).update(where)
         return intake.total, dropped, up
 
-    def intake(self, ask: Ask, tasks: list[Task], jobs: Jobs) -> Intake:
-        """What takes in uploads: the server's checks, and its rule; `jobs` are all jobs of the ask."""
+    def intake(
+        self, ask: Ask, tasks: list[Task], jobs: Jobs, sizes: Callable[[Tensor], Tensor] | None = None
+    ) -> Intake:
+        """What takes in uploads: the server's checks, and its rule; `jobs` are all jobs of the ask.
+
+        `sizes` are the numbers of examples that clients said they have, None: those that they have.
+        """
         named = dict(zip(ask.tasks, tasks, strict=True))
-        limits = Limits(named, self.directory.sizes, self.max_weight, self.max_share)
+        limits = Limits(named, sizes or self.directory.sizes, self.max_weight, self.max_share)
         limits.among(jobs)
         return Intake(ask, tasks[0], limits, self.max_ratio)
 
