@@ -18,11 +18,16 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import http_grid
+from torch import Tensor
 
 import fedge
+from fedge import tree
+from fedge.attacks.attack import Attack, Seen
+from fedge.core import Payload
 from fedge.deploy import client_app, serve
 from fedge.deploy.envelope import pack, unpack
 from fedge.engine.links import wire
+from tests.deploy.plan import COUNTS
 
 SEED = 3
 FOLDER = "FEDGE_DRILL"  # environment: where the requests lie, one file `CLIENT-ROUND` with the name of the fault
@@ -121,10 +126,22 @@ def _edited(edit: Any) -> Any:
 
 
 def _heavy(blob: bytes) -> bytes:
-    """The upload as it is, with an absurd weight."""
+    """The upload as it is, with a weight that no device of the drill joined with."""
     return wire.encode(
-        {row: [(up, torch.full_like(weight, 1e9)) for up, weight in ups] for row, ups in wire.decode(blob).items()}
+        {row: [(up, torch.full_like(weight, 1e5)) for up, weight in ups] for row, ups in wire.decode(blob).items()}
     )
+
+
+def _forged(kind: str) -> Callable[[bytes], bytes]:
+    """Every upload as a liar of `fedge.attacks` sends it; a device sees its own alone."""
+
+    def lie(upload: Payload, weight: Tensor) -> tuple[Payload, Tensor]:
+        alone = {name: tree.map_(lambda leaf: leaf[None], part) for name, part in upload.items()}
+        seen = Seen(torch.tensor([True]), torch.tensor([0]), weight.reshape(1))
+        forged, claimed = Attack(kind).forged(alone, weight.reshape(1), seen)
+        return {name: tree.take(part, 0) for name, part in forged.items()}, claimed.reshape(weight.shape)
+
+    return lambda blob: wire.encode({row: [lie(*one) for one in ups] for row, ups in wire.decode(blob).items()})
 
 
 TAMPERING: dict[str, Callable[[bytes], bytes]] = {
@@ -133,7 +150,7 @@ TAMPERING: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda blob: blob[: len(blob) // 2] + b"not what you think",
     "huge": _edited(lambda leaf: torch.full_like(leaf, 1e30)),
     "weight": _heavy,
-    "flipped": _edited(lambda leaf: -leaf),  # a lie that no check can see: it counts
+    **{kind: _forged(kind) for kind in COUNTS},
 }
 
 

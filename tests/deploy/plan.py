@@ -21,12 +21,12 @@ REASONS = {
     "dies": "no answer within|ClientApp stopped responding",
     "ended": r"was told to end \(SIGTERM\)",
     "huge": r"its largest number is 1e\+30, over 1000 times the usual",
-    "weight": r"weight 1e\+09 is not in",
+    "weight": r"weight 100000 is not in \(0, \d+\], the most that this client may weigh",
     "bomb": r"the answer has 4000\d{6} bytes once unpacked, at most \d+ are expected: it was not read",
     "malformed": "the message cannot be read: KeyError: 'arraychunk_ids'",
     "impostor": "its node is client 0 now",
 }
-COUNTS = ("flipped",)  # lies that no check can see
+COUNTS = ("sign_flip", "scaled", "constant", "free_rider")  # of fedge.attacks: lies that no check can see
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ FULL = Plan(
     devices={
         3: {2: "nan", 3: "garbage"},
         4: {3: "shape", 4: "raises", 5: "escapes"},
-        5: {2: "huge", 4: "weight"},
-        6: {0: "bomb", 4: "flipped", 5: "malformed"},
+        5: {2: "huge", 4: "weight", 5: "scaled"},
+        6: {0: "bomb", 4: "sign_flip", 5: "malformed"},
         7: {1: "hangs"},
         8: {3: "impostor"},
+        9: {1: "constant", 5: "free_rider"},
         10: {2: "dies", 4: "ended"},
     },
     node=(2, 1),
@@ -87,7 +88,13 @@ SHORT = Plan(
     rounds=6,
     deadline=25.0,
     limit=420,
-    devices={2: {2: "bomb", 3: "malformed"}, 3: {0: "huge", 1: "escapes"}, 4: {3: "impostor"}, 5: {2: "dies"}},
+    devices={
+        1: {1: "weight", 2: "sign_flip"},
+        2: {2: "bomb", 3: "malformed"},
+        3: {0: "huge", 1: "escapes"},
+        4: {0: "scaled", 3: "impostor"},
+        5: {2: "dies"},
+    },
     server_round=3,
     push_rounds=(4,),
     node=(6, 1),
