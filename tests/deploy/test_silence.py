@@ -87,7 +87,7 @@ def test_a_node_that_is_silent_time_and_again_is_left_alone_for_longer_and_longe
 def test_an_app_that_died_is_taken_for_silence() -> None:
     yard = Yard(client_app(ALGORITHM, load))
     said: list[str] = []
-    link = link_to(yard, ALGORITHM, said)
+    link = link_to(yard, ALGORITHM, said, deadline=60.0)
 
     def crashed(reply: Message) -> Message:
         yard.faults.pop(NODE)
