@@ -457,3 +457,30 @@ def test_an_experiment_file_fills_in_who_there_is() -> None:
     }
     (algorithm,) = build(parse(file)).algorithms.values()
     assert (algorithm.clients, algorithm.expected, algorithm.noise) == (40, 10, 1.5)
+
+
+@pytest.mark.parametrize("kind", ["FedNova", "SCAFFOLD", "FedCM"])
+def test_algorithms_whose_uploads_have_single_numbers(kind: str) -> None:
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=20))
+    inner = getattr(fedge, kind)(fedge.models.mlp(seed=0), epochs=1)
+    algorithm = fedge.Private(inner, clip=1.0, noise=1.0, clients=20, expected=10)
+    assert fedge.train(algorithm, federation, rounds=2, cohort=10).rounds == 2
+
+
+def test_runs_that_share_a_secret_do_not_share_their_noise(tmp_path: Path) -> None:
+    """Else twice the step with noise 2 minus the step with noise 4 would be the step without noise."""
+    (tmp_path / "secret").write_bytes(bytes(range(64)))
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=20))
+
+    def step(noise: float) -> Tensor:
+        inner = fedge.FedAvg(fedge.models.mlp(seed=0), epochs=1)
+        place = str(tmp_path / "secret")
+        private = fedge.Private(inner, clip=1.0, noise=noise, clients=20, expected=10, secret=place)
+        run = fedge.train(private, federation, rounds=1, cohort=10)
+        return run.params["fc1.weight"] - fedge.models.mlp(seed=0).state_dict()["fc1.weight"]
+
+    two, four = step(2.0), step(4.0)
+    left = float((2 * two - four).std())
+    assert left > float(two.std())  # the noises of both, not of none

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedge
 from fedge.engine import Loopback, Simulator, TooFewReplies
@@ -275,3 +276,25 @@ def test_an_answer_larger_than_its_template_is_not_read(monkeypatch: pytest.Monk
     assert "it was not read" in drop["reason"]
     assert max(read) < 50_000
     assert run.ledger[0].wire_up > 50_000  # what came is counted all the same
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["simulator", "loop-back"])
+def test_small_parts_and_small_models_are_compared_too(kind: int) -> None:
+    """A counter of FedNova, and a model of fewer than 64 numbers: 1e30 in them costs its client alone."""
+    federation = ragged(toy_data())
+    small = nn.Sequential(nn.Flatten(), nn.Linear(toy_data().train_x[0].numel(), 3))
+    assert sum(p.numel() for p in small.parameters()) < 64
+    for algorithm in (fedge.FedNova(large_model().float(), epochs=1), fedge.FedAvg(small, epochs=1)):
+        run = fedge.train(algorithm, federation, rounds=2, link=huge(1e30)[kind](algorithm, federation))
+        assert {drop["client"] for record in run.history for drop in record["dropped"]} == {2}
+        assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1e3
+
+
+def test_one_liar_of_two_does_not_move_the_median() -> None:
+    federation = ragged(toy_data())
+    algorithm = fedge.FedAvg(large_model().float(), epochs=1)
+    link = huge(1e30)[0](algorithm, federation)
+    run = fedge.train(algorithm, federation, rounds=12, cohort=2, link=link)
+    assert any(2 in record["cohort"] for record in run.history)
+    assert all((2 in record["cohort"]) == bool(record["dropped"]) for record in run.history)
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1e3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedge.engine.links import wire
 from fedge.engine.links.wire import MAGIC, TYPES, WireError, decode, encode
 
-KEYS = st.one_of(st.text(max_size=5), st.integers(-(2**40), 2**40))
+KEYS = st.one_of(st.text(max_size=5), st.integers(-(2**31) + 1, 2**31 - 1))
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False), st.text(max_size=9)
 )
@@ -119,3 +119,19 @@ def test_a_message_takes_the_memory_that_it_weighs() -> None:
     blob = encode(big)
     assert len(blob) < 8_000_200
     assert wire.decode(blob)["a"].untyped_storage().nbytes() == 8_000_000
+
+
+def test_keys_whose_hashes_agree_are_refused_at_once() -> None:
+    """Multiples of 2^61 - 1 all have the hash 0: a table of them takes quadratic time."""
+    pairs = ",".join(f"[{k * (2**61 - 1)},1]" for k in range(1, 20_000))
+    head = ('{"d":[' + pairs + "]}").encode()
+    begin = time.perf_counter()
+    with pytest.raises(wire.WireError, match="a key is no text or whole number"):
+        wire.decode(wire.MAGIC + len(head).to_bytes(4, "little") + head)
+    assert time.perf_counter() - begin < 1
+
+
+def test_absurd_shapes_are_an_error_of_ours() -> None:
+    head = ('{"t":["uint8",' + "9" * 4000 + "," + "9" * 4000 + "]}").encode()
+    with pytest.raises(wire.WireError, match="no known type and shape"):
+        wire.decode(wire.MAGIC + len(head).to_bytes(4, "little") + head)

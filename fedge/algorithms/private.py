@@ -145,6 +145,11 @@ class Private(Wrapper[State]):
         key = secret.read(self.secret)
         return [self._one(reply, factors, key) for reply in replies]
 
+    def _run(self) -> str:
+        """What runs that share a secret differ in: with equal noise, their difference would show the sums."""
+        settings = (self.clip, self.noise, self.clients, self.expected, self.held)
+        return "" if self.secret is None else f"{settings} "
+
     def _one(self, reply: Reply, factors: dict[int, float], key: bytes) -> Reply:
         """The noisy mean; how many answered, by row, is not told."""
         assert self.expected is not None
@@ -153,7 +158,7 @@ class Private(Wrapper[State]):
         for part, leaves in reply.mean.items():
             found[part] = {}
             for name, like in leaves.items():
-                drawn = secret.gaussian(key, f"noise {reply.key} {part}/{name}", like)
+                drawn = secret.gaussian(key, f"{self._run()}noise {reply.key} {part}/{name}", like)
                 total = _sum(reply, part, name, factors) + self.noise * self.clip * drawn
                 found[part][name] = (scale * total).to(like.dtype)
         count = max(1, round(self.held * self.expected))

@@ -56,5 +56,7 @@ class Nobody(Around):
                 mean |= {name: part for name, part in whole.items() if name not in task.remembers}
             self._known |= {name: whole[name] for name in task.keeps}
         front = () if rows is None else (rows,)
-        zeros = {name: tree.map_(lambda leaf: leaf.new_zeros(*front, *leaf.shape), part) for name, part in mean.items()}
+        zeros = {
+            name: tree.map_(lambda leaf: leaf.new_zeros((*front, *leaf.shape)), part) for name, part in mean.items()
+        }
         return Reply(zeros, torch.zeros(front, dtype=torch.long))

@@ -4,7 +4,7 @@
 
 A head describes a nest of dicts, lists and tuples; a tensor in it is its type and its shape. Bytes that somebody else
 wrote are read in time and memory proportional to their number: nothing is compressed, nothing is shared, keys are
-texts and whole numbers, and the sizes of all tensors must add up to what is there.
+texts and whole numbers below 2^31, whose hashes differ, and the sizes of all tensors must add up to what is there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 MAGIC = b"fedge\x01"
 HEAD = 16 << 20  # bytes of a head at most
 DEPTH, AXES = 24, 16
+KEY, AXIS = 1 << 31, 1 << 60  # whole numbers below these: keys, and lengths of axes
 TYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in (
@@ -47,14 +48,18 @@ def _described(thing: Any, tensors: list[Tensor]) -> Any:
         tensors.append(thing)
         return {"t": [NAMES[thing.dtype], *thing.shape]}
     if isinstance(thing, dict):
-        if not all(type(key) in (str, int) for key in thing):
-            raise WireError("keys must be texts or whole numbers")
+        if not all(map(_is_key, thing)):
+            raise WireError("keys must be texts or whole numbers below 2^31")
         return {"d": [[key, _described(value, tensors)] for key, value in thing.items()]}
     if isinstance(thing, list | tuple):
         return {"l" if isinstance(thing, list) else "u": [_described(one, tensors) for one in thing]}
     if thing is None or isinstance(thing, bool | int | float | str):
         return thing
     raise WireError(f"a {type(thing).__name__} cannot travel")
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) is str or (type(key) is int and abs(key) < KEY)
 
 
 def _raw(tensor: Tensor) -> bytes:
@@ -104,7 +109,7 @@ class _Reader:
     def table(self, pairs: list[Any], depth: int) -> dict[str | int, Any]:
         found: dict[str | int, Any] = {}
         for pair in pairs:
-            if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int) or pair[0] in found:
+            if not isinstance(pair, list) or len(pair) != 2 or not _is_key(pair[0]) or pair[0] in found:
                 raise WireError("a key is no text or whole number, or is there twice")
             found[pair[0]] = self.nest(pair[1], depth)
         return found
@@ -112,13 +117,13 @@ class _Reader:
     def tensor(self, about: list[Any]) -> Tensor:
         name, *shape = about or [None]
         fine = isinstance(name, str) and name in TYPES and len(shape) <= AXES
-        if not fine or not all(type(axis) is int and axis >= 0 for axis in shape):
+        if not fine or not all(type(axis) is int and 0 <= axis < AXIS for axis in shape):
             raise WireError("a tensor is described by no known type and shape")
         kind = TYPES[name]
         size = prod(shape) * kind.itemsize
         if size > len(self.rest):
             raise WireError(f"a tensor of {size} bytes, and {len(self.rest)} are left")
-        if prod(axis for axis in shape if axis) > 1 << 60:
+        if prod(axis for axis in shape if axis) > AXIS:
             raise WireError("a tensor is described by a shape that no tensor has")
         if size == 0:
             return torch.zeros(shape, dtype=kind)

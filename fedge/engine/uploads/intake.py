@@ -38,20 +38,21 @@ class Held(NamedTuple):
     jobs: Jobs
     positions: Tensor
     uploads: dict[str, Upload]
-    sizes: list[list[float]]  # by task, by job
+    sizes: list[list[float]]  # two per task, of its large and its small parts; by job
 
 
 class Intake:
     """Takes in uploads chunk by chunk; one that is far larger than the cohort's median is held back, then dropped.
 
-    The size of an upload is its largest magnitude, over parts of at least 64 numbers. More than `max_ratio` times the
-    median of all uploads of the ask is refused: one client can then not make the model overflow. Uploads that may turn
-    out to be so, and the first few, are held until all are there, so the outcome does not depend on the order.
+    The size of an upload is its largest magnitude: of its parts with at least 64 numbers, and apart from them of the
+    others (counters, losses, tiny models). More than `max_ratio` times the lower median of all uploads of the ask is
+    refused, where for the others a median below 1 counts as 1: one client can then not make the model overflow. What
+    may turn out to be so, and the first few, are held until all are there, so the outcome does not depend on the order.
     """
 
     def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None) -> None:
         self.total, self.limits, self.max_ratio = new_total(ask, task), limits, max_ratio
-        self._sizes: list[list[float]] = []  # by task, ascending
+        self._sizes: list[list[float]] = []  # two per task, ascending
         self._held: list[Held] = []
         if ask.combine.bounds:
             self.max_ratio = None
@@ -59,9 +60,9 @@ class Intake:
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         if not uploads:  # private tasks alone
             return [], []
-        if self.max_ratio is None or not any(_large(upload) for upload, _ in uploads.values()):
+        if self.max_ratio is None:
             return add_good(self.total, jobs, positions, uploads, self.limits)
-        sizes = [_sizes(upload) for upload, _ in uploads.values()]
+        sizes = [size for upload, _ in uploads.values() for size in _sizes(upload)]
         self._note(sizes)
         doubt = [self._doubtful(job) for job in zip(*sizes, strict=True)]
         if not any(doubt):
@@ -100,36 +101,44 @@ class Intake:
         assert self.max_ratio is not None
         few = len(self._sizes[0]) < FIRST if self._sizes else True
         return few or any(
-            math.isfinite(size) and size * SURE > self.max_ratio * _median(known)
-            for size, known in zip(job, self._sizes, strict=True)
+            math.isfinite(size) and size * SURE > self.max_ratio * _usual(place, known)
+            for place, (size, known) in enumerate(zip(job, self._sizes, strict=True))
         )
 
     def _reason(self, job: tuple[float, ...]) -> tuple[int, str] | None:
         """Of which task an upload is too large, and how; None if it is not."""
         assert self.max_ratio is not None
-        for task, (size, known) in enumerate(zip(job, self._sizes, strict=True)):
-            usual = _median(known)
+        for place, (size, known) in enumerate(zip(job, self._sizes, strict=True)):
+            usual = _usual(place, known)
             if math.isfinite(size) and usual and size > self.max_ratio * usual:
-                return task, f"its largest number is {size:.3g}, over {self.max_ratio:g} times the usual {usual:.3g}"
+                return (
+                    place // 2,
+                    f"its largest number is {size:.3g}, over {self.max_ratio:g} times the usual {usual:.3g}",
+                )
         return None
 
 
-def _sizes(upload: Payload) -> list[float]:
-    """The largest magnitude in the large parts of every job's upload."""
-    leaves = _large(upload)
-    if not leaves:
-        return [0.0] * len(next(iter(next(iter(upload.values())).values()))) if upload else []
-    found: list[float] = torch.stack([checks.largest(leaf) for leaf in leaves]).amax(0).tolist()
-    return found
+def _sizes(upload: Payload) -> tuple[list[float], list[float]]:
+    """The largest magnitude in every job's upload: of its large parts, and of its small ones."""
+    large, small = list[Tensor](), list[Tensor]()
+    for part in upload.values():
+        (large if is_coded(tree.take(part, 0)) else small).extend(part.values())
+    found = torch.stack([_largest(large, upload), _largest(small, upload)]).tolist()
+    return found[0], found[1]
 
 
-def _large(upload: Payload) -> list[Tensor]:
-    return [leaf for part in upload.values() if is_coded(tree.take(part, 0)) for leaf in part.values()]
+def _largest(leaves: list[Tensor], upload: Payload) -> Tensor:
+    """[J] in double precision; zeros without leaves."""
+    if leaves:
+        return torch.stack([checks.largest(leaf).double() for leaf in leaves]).amax(0)
+    like = next(iter(next(iter(upload.values())).values()))
+    return torch.zeros(len(like), dtype=torch.double, device=like.device)
 
 
-def _median(ordered: list[float]) -> float:
-    count = len(ordered)
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else 0.0
+def _usual(place: int, ordered: list[float]) -> float:
+    """The lower median, so that one of two cannot raise it; small parts, at odd places, may all be near 0."""
+    median = ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+    return max(median, 1.0) if place % 2 else median
 
 
 def _chosen(some: Held, flags: list[bool]) -> Held:
