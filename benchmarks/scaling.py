@@ -40,7 +40,8 @@ print(seen[1] - begin, time.perf_counter() - begin)
 def rounds(clients: int, cohort: int) -> Callable[[], float]:
     """A function that does the next round of so many and says how long it took."""
     data = fedge.data.load("digits")
-    index = np.random.default_rng(0).integers(0, len(data.train_y), (clients, 14))
+    size = len(data.train_y)
+    index = (np.random.default_rng(0).integers(0, size, (clients, 1)) + np.arange(14)) % size
     federation = fedge.Federation(data, list(index))
     algorithm = fedge.FedAvg(fedge.models.mlp(seed=0), epochs=1, batch_size=10)
     link, draw = Simulator(algorithm, federation), cohorts(clients, cohort)

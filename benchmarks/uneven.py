@@ -36,7 +36,7 @@ def measure(counts: np.ndarray, rng: np.random.Generator, rounds: int, **options
     drawn = torch.Generator().manual_seed(0)
     x, y = torch.randn(EXAMPLES, 1, 28, 28, generator=drawn), torch.arange(EXAMPLES) % 10
     data = fedge.data.Data(x, y, x[:500], y[:500], 10)
-    fed = fedge.Federation(data, [rng.integers(0, EXAMPLES, count) for count in counts])
+    fed = fedge.Federation(data, [rng.choice(EXAMPLES, count, replace=False) for count in counts])
     algorithm = fedge.FedAvg(fedge.models.fmnist_cnn(seed=0), epochs=1, batch_size=15)
     begin, ends = time.perf_counter(), list[float]()
     fedge.train(

@@ -22,7 +22,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedge
-from fedge.algorithms import ALGORITHMS
+from fedge.algorithms import ALGORITHMS, ASYNCHRONOUS
 from fedge.cli.app import app
 from fedge.data.catalogue import LOADERS
 from fedge.experiment import load
@@ -117,7 +117,7 @@ def test_every_name_is_listed_with_its_defaults() -> None:
             for field, default in re.findall(r"`(\w+) = ([^`]+)`", fields):
                 value = tomllib.loads(f"value = {default}")["value"]
                 assert known[field].default == convert(value, known[field].hint), f"{one}: {field}"
-    assert listed["algorithm"] == set(ALGORITHMS)
+    assert listed["algorithm"] == {*ALGORITHMS, *ASYNCHRONOUS}
     assert listed["model"] == set(MODELS)
     assert listed["partition"] == set(PARTS["partition"].offered)
     assert listed["data"] == set(LOADERS)

@@ -378,7 +378,9 @@ def test_the_record_says_what_was_spent_and_not_who_took_part(tmp_path: Path) ->
     from fedge.report import write_report
 
     page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
-    assert f"{spent[-1]:.3g} at {7**-1.1:.1e}" in page
+    assert ">epsilon</th>" in page
+    assert f">{spent[-1]:.3g}</td>" in page
+    assert f">{7**-1.1:.1e}</td>" in page
 
 
 REFUSED = {
