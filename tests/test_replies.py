@@ -298,3 +298,39 @@ def test_one_liar_of_two_does_not_move_the_median() -> None:
     assert any(2 in record["cohort"] for record in run.history)
     assert all((2 in record["cohort"]) == bool(record["dropped"]) for record in run.history)
     assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1e3
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_that_cannot_be_decoded_are_refused_as_those_of_a_wrong_shape_are(rows: int) -> None:
+    """What is merged is what the record says: whether a codec or the check of shapes refuses, the model is the same."""
+
+    def spoilt(decodable: bool):
+        class Spoilt(Loopback):
+            def client(self, client, at, ask, request):
+                answer = wire.decode(super().client(client, at, ask, request))
+                if client == 2:
+                    for row in list(answer)[-rows:]:
+                        answer[row] = [(change(u, decodable), w) for u, w in answer[row]]
+                return wire.encode(answer)
+
+        return Spoilt
+
+    def change(upload, decodable):
+        if not decodable:
+            return {"nothing": {"at all": torch.zeros(1)}}
+        wrong = {torch.int32: 2**30, torch.int64: 10**6, torch.int16: 2**14, torch.uint8: 255}
+        return {
+            part: {k: torch.full_like(v, wrong[v.dtype]) if v.dtype in wrong else v for k, v in leaves.items()}
+            for part, leaves in upload.items()
+        }
+
+    federation = ragged(toy_data())
+    found = []
+    for decodable in (True, False):
+        inner = fedge.Compressed(fedge.FedAvg(large_model(2), epochs=1), fedge.TopK(0.1))
+        algorithm = fedge.FedOVA(inner, classes=3)
+        run = fedge.train(algorithm, federation, rounds=1, link=spoilt(decodable)(algorithm, federation))
+        assert {drop["client"] for drop in run.history[0]["dropped"]} == {2}
+        found.append(run)
+    assert "cannot be decoded" in found[0].history[0]["dropped"][0]["reason"]
+    assert close(found[0].params, found[1].params) == 0

@@ -102,10 +102,14 @@ class Collector:
         if reason is not None:
             self._refused(([Drop(client, *reason)], [(client, row)]))
             return
-        seen = {
-            one.name: (_stacked(decode(one.task, upload, one.like)), weight.view(1))
-            for one, (upload, weight) in zip(self.expected, uploads, strict=True)
-        }
+        seen: dict[str, Upload] = {}
+        for one, (upload, weight) in zip(self.expected, uploads, strict=True):
+            try:
+                seen[one.name] = _stacked(decode(one.task, upload, one.like)), weight.view(1)
+            except Exception as error:  # a codec's, on numbers that nobody encoded: this row alone does not count
+                reason = one.name, f"its upload cannot be decoded: {type(error).__name__}: {error}"
+                self._refused(([Drop(client, *reason)], [(client, row)]))
+                return
         position = torch.tensor([self.positions[client][row]])
         jobs = Jobs(torch.tensor([client]), torch.tensor([row]), position)
         self.good.add(client)
