@@ -217,7 +217,7 @@ def test_the_page_of_the_edge_says_what_was_stored() -> None:
     assert edge_page.asynchronous() in text
 
 
-def test_the_page_of_speed_says_what_was_stored() -> None:
+def test_graphs() -> None:
     """If not: `python -m benchmarks.graphs --page`."""
     assert graphs.table() in graphs.PAGE.read_text()
 

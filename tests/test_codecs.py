@@ -265,7 +265,7 @@ def test_few_numbers_travel_as_they_are() -> None:
 
 def test_what_is_not_finite_is_neither_used_nor_remembered() -> None:
     federation = ragged(toy_data())
-    algorithm = fedge.Compressed(fedge.FedAvg(model(), lr=1e200, epochs=3, batch_size=4), fedge.TopK(0.1))
+    algorithm = fedge.Compressed(fedge.FedAvg(model().float(), lr=3e38, epochs=3, batch_size=4), fedge.TopK(0.1))
     with pytest.raises(fedge.engine.TooFewReplies, match="not finite"):
         fedge.train(algorithm, federation, rounds=3, cohort=5)
     link = Simulator(algorithm, federation)

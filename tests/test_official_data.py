@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedge
@@ -161,6 +161,7 @@ def test_a_pickle_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_a_damaged_pickle_is_an_error_of_ours(content: bytes) -> None:
     with contextlib.suppress(DataError):

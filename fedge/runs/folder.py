@@ -44,6 +44,8 @@ LATER: dict[str, tuple[Any, ...]] = {
     "inner_decay": (1.0,),
     "carry_momentum": (False,),
     "products": ("same",),
+    "dampings": ((), []),
+    "direction": ("pairs",),
     "until": (None, "none"),
     "way": (None, "none"),
     "sampling": (None, "none"),
