@@ -147,7 +147,7 @@ def test_a_candidate_that_overflows_is_merely_not_chosen() -> None:
     steep = fedge.FisherLBFGS(toy_model(), source="gradient", candidates=(0.5, 1.0, 1e38))
     plain = fedge.FisherLBFGS(toy_model(), source="gradient", candidates=(0.5, 1.0))
     one, two = (fedge.train(a, federation, rounds=2, cohort=4) for a in (steep, plain))
-    assert {drop["task"] for drop in one.history[-1]["dropped"]} <= {"losses"}  # 1e30 is over 1000 times the usual
+    assert one.history[-1]["dropped"] == []
     assert close(one.params, two.params) == 0
 
 

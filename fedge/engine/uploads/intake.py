@@ -45,7 +45,7 @@ class Intake:
     """Takes in uploads chunk by chunk; one that is far larger than the cohort's median is held back, then dropped.
 
     The size of an upload is its largest magnitude: of its parts with at least 64 numbers, and apart from them of the
-    others (counters, losses, tiny models). More than `max_ratio` times the lower median of all uploads of the ask is
+    others beside them (counters). More than `max_ratio` times the lower median of all uploads of the ask is
     refused, where for the others a median below 1 counts as 1: one client can then not make the model overflow. What
     may turn out to be so, and the first few, are held until all are there, so the outcome does not depend on the order.
     """
@@ -123,7 +123,10 @@ def _sizes(upload: Payload) -> tuple[list[float], list[float]]:
     large, small = list[Tensor](), list[Tensor]()
     for part in upload.values():
         (large if is_coded(tree.take(part, 0)) else small).extend(part.values())
-    found = torch.stack([_largest(large, upload), _largest(small, upload)]).tolist()
+    beside = (
+        small if large else []
+    )  # losses alone may differ by any factor
+    found = torch.stack([_largest(large, upload), _largest(beside, upload)]).tolist()
     return found[0], found[1]
 
 
