@@ -123,9 +123,7 @@ def _sizes(upload: Payload) -> tuple[list[float], list[float]]:
     large, small = list[Tensor](), list[Tensor]()
     for part in upload.values():
         (large if is_coded(tree.take(part, 0)) else small).extend(part.values())
-    beside = (
-        small if large else []
-    )  # losses alone may differ by any factor
+    beside = small if large else []  # losses alone may differ by any factor
     found = torch.stack([_largest(large, upload), _largest(beside, upload)]).tolist()
     return found[0], found[1]
 
