@@ -18,6 +18,7 @@ import torch
 from fedge.bench import WORKLOADS, measure
 from fedge.runs.folder import versions
 
+REPEATS = 5
 NAMES = ("R", "R2", "L", "L2", "U", "U2", "T", "T2", "TA", "TA2")
 FIGURES, PAGE = Path(__file__).parent / "graphs.json", Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- graphs: python -m benchmarks.graphs --page -->\n", "<!-- /graphs -->"
@@ -52,7 +53,7 @@ def main(args: list[str]) -> None:
     kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"timings": {}}
     kept |= {"versions": versions(), "threads": torch.get_num_threads()}
     for name in args or NAMES:
-        kept["timings"][name] = asdict(measure(WORKLOADS[name], "cpu", repeats=5))
+        kept["timings"][name] = asdict(measure(WORKLOADS[name], "cpu", repeats=REPEATS))
         FIGURES.write_text(json.dumps(kept, indent=1))
         print(row(kept["timings"][name]), end="", flush=True)
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fedge import preflight, secret
 from fedge.checks import at_least_one, choice
-from fedge.core import Algorithm, Ask, At, Progress, S, drive
+from fedge.core import Algorithm, Ask, At, Params, Progress, S, drive
 from fedge.engine import Engine, RankError, TooFewReplies
 from fedge.engine.links.base_link import Around, BaseLink, Replies
 from fedge.engine.links.nobody import Nobody, NobodyDrawn
@@ -69,25 +69,19 @@ def train(
     observe, privacy = observe or Observe(), algorithm.privacy()
     sampling = sampling or ("fixed" if privacy is None else "poisson")
     preflight.check_privacy(privacy, federation.clients, cohort, sampling, observe.evaluate_train, link)
+    _check_resume(resume, start, out)
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
         link = _engine(engine, device).link(algorithm, federation)
-    chosen = link.choosing(federation.clients, cohort or federation.clients)
-    if chosen is not None and sampling != "fixed":
-        raise ValueError(f"sampling is {sampling!r}, but the link chooses cohorts by itself: leave out one of them")
-    draw = chosen or draw
     preflight.check_link(algorithm, link)
+    draw = _chosen(link, federation.clients, cohort, sampling) or draw
     if sampling == "poisson":
         link = Nobody(link)
-    settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **observe.settings()}
-    settings |= {"sampling": sampling} if sampling != "fixed" else {}
     about = about or About()
-    if about.config is None:
-        about = replace(about, config=describe(algorithm, federation, settings) if out is not None else {})
-    if resume and start is not None:
-        raise ValueError("give either start (a Run) or resume (a run folder), not both")
-    if resume and out is None:
-        raise RunFolderError("resume needs the run folder to go on from: give `out`")
+    if about.config is None and out is not None:
+        settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **observe.settings()}
+        settings |= {"sampling": sampling} if sampling != "fixed" else {}
+        about = replace(about, config=describe(algorithm, federation, settings))
     log = open_log(out, about, link, observe.checkpoint_every)
     leads = link.runtime.group.leads
     judge = Judge(federation.data, link.runtime, observe.evaluate_train, observe.metrics) if leads else None
@@ -99,6 +93,21 @@ def train(
         with link.working():
             training.rounds(run, last, stop)
     return run
+
+
+def _check_resume(resume: bool, start: Run[Any] | None, out: Path | str | None) -> None:
+    if resume and start is not None:
+        raise ValueError("give either start (a Run) or resume (a run folder), not both")
+    if resume and out is None:
+        raise RunFolderError("resume needs the run folder to go on from: give `out`")
+
+
+def _chosen(link: BaseLink, clients: int, cohort: int | None, sampling: Sampling) -> Draw | None:
+    """How a link chooses cohorts, if it does."""
+    found = link.choosing(clients, cohort or clients)
+    if found is not None and sampling != "fixed":
+        raise ValueError(f"sampling is {sampling!r}, but the link chooses cohorts by itself: leave out one of them")
+    return found
 
 
 def _engine(engine: Engine | None, device: torch.device | str | None) -> Engine:
@@ -131,8 +140,7 @@ class Training(Generic[S]):
         if resume and self.log is not None and self.log.resumable:
             run = self.log.reopen(self.algorithm, rounds)
             with self.log.usable():
-                params = {name: leaf.to(self.link.runtime.device) for name, leaf in self._parameters()}
-                preflight.check_start(self.algorithm.init(params), run.state)
+                preflight.check_start(self.algorithm.init(self.first_params()), run.state)
                 self.link.remember(run.memory)
             self.replay(run)
             return run, rounds
@@ -141,12 +149,14 @@ class Training(Generic[S]):
             self.log.create(federation, run)
         return run, run.rounds + rounds
 
-    def _parameters(self) -> Iterable[tuple[str, Tensor]]:
-        return parameters(self.algorithm.model).items()
+    def first_params(self) -> Params:
+        """The module's own, on the device."""
+        device = self.link.runtime.device
+        return {name: leaf.to(device) for name, leaf in parameters(self.algorithm.model).items()}
 
     def begin(self) -> Run[S]:
         """A fresh run after its setup."""
-        params = {name: leaf.to(self.link.runtime.device) for name, leaf in parameters(self.algorithm.model).items()}
+        params = self.first_params()
         preflight.check_model(self.algorithm, self.link.runtime, params)
         self.link.begin(row for row in self.link.ledger if row.task == "rows")
         self.link.remember({})
@@ -162,7 +172,7 @@ class Training(Generic[S]):
         """An earlier run, with setup done again and not counted again."""
         device = self.link.runtime.device
         state = self.algorithm.adopt(pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), start.state))
-        params = {name: leaf.to(device) for name, leaf in parameters(self.algorithm.model).items()}
+        params = self.first_params()
         preflight.check_model(self.algorithm, self.link.runtime, params)
         preflight.check_start(self.algorithm.init(params), state)
         declared = [row for row in self.link.ledger if row.task == "rows" and row not in start.ledger.rows]

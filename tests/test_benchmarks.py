@@ -217,9 +217,14 @@ def test_the_page_of_the_edge_says_what_was_stored() -> None:
     assert edge_page.asynchronous() in text
 
 
-def test_graphs() -> None:
-    """If not: `python -m benchmarks.graphs --page`."""
-    assert graphs.table() in graphs.PAGE.read_text()
+def test_graphs(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One workload, into a copy of the figures and of the page."""
+    assert graphs.table() in graphs.PAGE.read_text(), "python -m benchmarks.graphs --page"
+    smaller(graphs, FIGURES=tmp_path / "graphs.json", PAGE=copied(graphs.PAGE, tmp_path), REPEATS=1)
+    graphs.main(["U"])
+    assert capsys.readouterr().out == graphs.row(json.loads(graphs.FIGURES.read_text())["timings"]["U"])
+    graphs.main(["--page"])
+    assert graphs.HEAD + graphs.row(json.loads(graphs.FIGURES.read_text())["timings"]["U"]) in graphs.PAGE.read_text()
 
 
 def test_speed(smaller: Smaller, tmp_path: Path) -> None:

@@ -160,6 +160,13 @@ def test_every_mistake_is_named_before_anything_starts(setting: str, words: str)
         read_sweep(tables(setting))
 
 
+def test_a_seed_beside_seeds_is_refused() -> None:
+    found = tables()
+    found["train"]["seed"] = 4
+    with pytest.raises(ExperimentError, match="train: seed is 4, and there are seeds as well: leave one of them out"):
+        read_sweep(found)
+
+
 def test_to_follow_seeds_there_must_be_some() -> None:
     found = tables('partition.seed={sweep = "seeds"}')
     del found["train"]["seeds"]

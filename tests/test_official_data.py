@@ -161,7 +161,7 @@ def test_a_pickle_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-@settings(deadline=None)
+@settings(deadline=5000)  # ms
 @given(st.binary(max_size=60))
 def test_a_damaged_pickle_is_an_error_of_ours(content: bytes) -> None:
     with contextlib.suppress(DataError):

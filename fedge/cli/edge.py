@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedge.cli.errors import one_line
 from fedge.cli.options import Experiment
+from fedge.cli.picture import save_picture
 from fedge.cli.text import examples, to_json
 from fedge.edge import Devices, Fleet
 from fedge.edge.fit import Fitted, read
@@ -159,9 +160,4 @@ def histogram(values: Any, columns: int = 40) -> str:
 def _draw(fleet: Fleet, devices: Devices, out: Path) -> None:
     names = [fleet.kinds[kind] for kind in devices.kind.tolist()]
     figure = devices_figure(devices.flops.tolist(), devices.up.tolist(), names)
-    try:
-        figure.savefig(out, dpi=200)
-    except ValueError as error:  # matplotlib's word for an ending that it cannot write
-        raise ExperimentError(f"cannot write {out}: {error}") from error
-    except OSError as error:
-        raise ExperimentError(f"cannot write {out}: {error.strerror or error}; choose another place") from error
+    save_picture(figure, out)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedge.cli.errors import one_line
 from fedge.cli.options import Experiment
+from fedge.cli.picture import save_picture
 from fedge.cli.text import examples, to_json
 from fedge.experiment import ExperimentError, load_federation
 from fedge.federation import Federation
@@ -80,12 +81,7 @@ def _spread(values: Any) -> dict[str, float]:
 
 def _draw(federation: Federation, out: Path) -> None:
     figure = partition_figure(federation.label_counts().tolist(), federation.data.names)
-    try:
-        figure.savefig(out, dpi=200)
-    except ValueError as error:  # matplotlib's word for an ending that it cannot write
-        raise ExperimentError(f"cannot write {out}: {error}") from error
-    except OSError as error:
-        raise ExperimentError(f"cannot write {out}: {error.strerror or error}; choose another place") from error
+    save_picture(figure, out)
 
 
 def _print(console: Console, federation: Federation, found: dict[str, Any], out: Path | None, rows: int) -> None:

@@ -82,14 +82,9 @@ def reproduce(
     with one_line():
         study = find_study(paper)
         chosen = [ALSO.get(one, one) for one in dataset or study.files.datasets[:1]]
-        for name in names:
-            check("experiment", name, (*study.files.experiments, TUNE))
-        for one in chosen:
-            check("dataset", one, study.files.datasets)
+        _known(study, names, chosen, method or [])
         runner = Runner(out, device, {"precision": precision, "compile": compile})
         _fits(runner.device, precision, compile)
-        for one in method or []:
-            check("method", one, tuple(study.files.grids()))
         work = _Work(study, runner, chosen, method or list(study.files.grids()), seeds, rounds, console)
         if plan:
             work.plan(names)
@@ -98,6 +93,16 @@ def reproduce(
             code = work.all(names, None if minutes is None else time.monotonic() + 60 * minutes, processes)
     if code:
         raise typer.Exit(code)
+
+
+def _known(study: Study, names: list[str], datasets: list[str], methods: list[str]) -> None:
+    """Whether the study has what was named."""
+    for name in names:
+        check("experiment", name, (*study.files.experiments, TUNE))
+    for one in datasets:
+        check("dataset", one, study.files.datasets)
+    for one in methods:
+        check("method", one, tuple(study.files.grids()))
 
 
 def _fits(device: str, precision: str, compile: bool) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from fedge.deploy.bundle import write_app
 from fedge.deploy.events import STOP, Reader
 from fedge.deploy.fleet import SERVER, Fleet, FleetError
 from fedge.deploy.folder import fleet_folder
-from fedge.engine import Ledger, Row
-from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
-from fedge.handle import Handle
-from fedge.runs import checkpoint
-from fedge.runs.experiments import EXPERIMENT_FILE, records
+from fedge.experiment import Experiment, Outcome, Plan, Progress, Setup, Watch, plan, slug
+from fedge.experiment.loading import load_run
+from fedge.runs.experiments import EXPERIMENT_FILE
 from fedge.runs.run import Run
 
 SILENCE = 15.0  # seconds without news after which Flower is asked whether the run still goes on
@@ -167,14 +164,7 @@ def _outcomes(experiment: Experiment, folder: Path, setup: Setup, news: News) ->
 
 def reopen(folder: Path, setup: Setup, label: str, stopped: bool = False) -> Run[Any]:
     """A run from its folder, as training would have returned it."""
-    algorithm = setup.algorithms[label]
-    try:
-        state = checkpoint.load(folder / "checkpoint.pt")["state"]
-    except checkpoint.CheckpointError as error:
-        raise ExperimentError(str(error)) from None
-    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text("utf-8").splitlines()]
-    ledger = Ledger([Row(**row) for row in rows])
-    return Run(algorithm, state, Handle(algorithm.model, algorithm.loss), records(folder), ledger, stopped=stopped)
+    return replace(load_run(folder, setup.algorithms[label]), stopped=stopped)
 
 
 def mean_phase(timings: Sequence[dict[str, float]]) -> str | None:

@@ -17,7 +17,8 @@ from fedge import tree
 from fedge.core import Payload, Task
 from fedge.engine.clients.batches import Schedule, one_client
 from fedge.engine.clients.run_task import Stacked, Upload, fold_one
-from fedge.engine.simulator import FEW, Simulator
+from fedge.engine.folding import FEW
+from fedge.engine.simulator import Simulator
 
 
 class Versioned(NamedTuple):

@@ -60,7 +60,7 @@ class Intake:
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         if not uploads:  # private tasks alone
             return [], []
-        if self.max_ratio is None:
+        if self.max_ratio is None or not any(_parted(upload)[0] for upload, _ in uploads.values()):
             return add_good(self.total, jobs, positions, uploads, self.limits)
         sizes = [size for upload, _ in uploads.values() for size in _sizes(upload)]
         self._note(sizes)
@@ -120,12 +120,18 @@ class Intake:
 
 def _sizes(upload: Payload) -> tuple[list[float], list[float]]:
     """The largest magnitude in every job's upload: of its large parts, and of its small ones."""
-    large, small = list[Tensor](), list[Tensor]()
-    for part in upload.values():
-        (large if is_coded(tree.take(part, 0)) else small).extend(part.values())
+    large, small = _parted(upload)
     beside = small if large else []  # losses alone may differ by any factor
     found = torch.stack([_largest(large, upload), _largest(beside, upload)]).tolist()
     return found[0], found[1]
+
+
+def _parted(upload: Payload) -> tuple[list[Tensor], list[Tensor]]:
+    """The leaves of parts with at least 64 numbers, and those of the others."""
+    large, small = list[Tensor](), list[Tensor]()
+    for part in upload.values():
+        (large if is_coded(tree.take(part, 0)) else small).extend(part.values())
+    return large, small
 
 
 def _largest(leaves: list[Tensor], upload: Payload) -> Tensor:
