@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import fedge
-from fedge.engine import Simulator, simulator
+from fedge.engine import Simulator, folding
 from fedge.engine.clients.run_task import Stacked
 from fedge.engine.recording import recorder as trace
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--one-by-one", action="store_true", help="every height of the stack, every shape compiled")
     given = vars(parser.parse_args())
     if given.pop("one_by_one"):
-        simulator.Stacked = OneByOne  # type: ignore[misc]
+        folding.Stacked = OneByOne  # type: ignore[misc]
         trace.SHARE = 0
     rounds, rng = given.pop("rounds"), np.random.default_rng(0)
     if rounds < 6:

@@ -48,7 +48,7 @@ from benchmarks.theory import constants, convex, newton, nonconvex, store
 from benchmarks.theory import page as theory_page
 from benchmarks.uploads import measure as uploads_measure
 from benchmarks.uploads import page as uploads_page
-from fedge.engine import simulator
+from fedge.engine import folding
 from fedge.engine.recording import recorder
 from tests import paper
 
@@ -286,7 +286,7 @@ def test_scaling() -> None:
 def test_uneven(words: tuple[str, ...], smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"4": np.full(4, 4), "2 to 5": np.array([2, 3, 4, 5])}
     smaller(uneven, COHORT=2, EXAMPLES=20, sizes=lambda rng: counts)
-    smaller(simulator, Stacked=simulator.Stacked)  # put back at the end
+    smaller(folding, Stacked=folding.Stacked)  # put back at the end
     smaller(recorder, SHARE=recorder.SHARE)
     smaller.run(uneven.main, "--rounds", "6", *words)
     assert capsys.readouterr().out.count("s per round") == len(counts)

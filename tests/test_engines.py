@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import At, Batch, Task
-from fedge.engine import Loopback, Simulator, simulator
+from fedge.engine import Loopback, Simulator, folding
 from fedge.engine.clients.batches import Schedule, _draw, _draw_here, client_keys, one_client
 from fedge.engine.clients.run_task import Stacked
 from fedge.engine.hardware.budget import Budget, peak
@@ -230,7 +230,7 @@ def test_a_coarse_stack_has_few_heights_and_the_same_results(
 
                 self.step.fold = noted  # type: ignore[assignment]
 
-        monkeypatch.setattr(simulator, "Stacked", Seen)
+        monkeypatch.setattr(folding, "Stacked", Seen)
         found.append(fedge.train(algorithm, federation, rounds=2, link=Simulator(algorithm, federation, chunk=50)))
     plainly = fedge.train(algorithm, federation, rounds=2, link=Loopback(algorithm, federation))
     assert max(close(plainly.params, run.params) for run in found) < 1e-12
@@ -387,7 +387,7 @@ def test_modules_are_looked_into_before_the_workers_start(monkeypatch: pytest.Mo
     monkeypatch.setattr(written, "read", look)
     federation = problem(True)
     algorithm = fedge.FedAvg(Skipping().double(), epochs=1, batch_size=4)
-    link = Simulator(algorithm, federation, workers=3)
+    link = Simulator(algorithm, federation, workers=3, way="single")
     fedge.train(algorithm, federation, rounds=2, link=link)
     assert len(link.pool._pool._threads) > 1
     assert seen == {threading.main_thread()}

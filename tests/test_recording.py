@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fedge
 from fedge.bench.check import algorithms, problem
 from fedge.core import Task
-from fedge.engine import Loopback, Simulator, simulator
+from fedge.engine import Loopback, Simulator, folding
 from fedge.engine.clients import batches
 from fedge.engine.clients import run_task as fold
 from fedge.engine.recording import cuda_graph as captured
@@ -209,7 +209,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
     monkeypatch.setattr(captured, "_COMPILED", {})
     monkeypatch.setitem(trace.WARM, "cpu", 1)
-    monkeypatch.setattr(simulator, "Stacked", lambda *args, coarse: fold.Stacked(*args, coarse=True))
+    monkeypatch.setattr(folding, "Stacked", lambda *args, coarse: fold.Stacked(*args, coarse=True))
 
 
 @pytest.mark.parametrize("name", [*CARRIES, *BUILT_IN])
