@@ -27,6 +27,7 @@ from fedge.cli.app import app
 from fedge.data.catalogue import LOADERS
 from fedge.experiment import load
 from fedge.experiment.fields import fields_of
+from fedge.experiment.own import marked
 from fedge.experiment.parts import PARTS
 from fedge.experiment.sweeps import read_sweep
 from fedge.experiment.values import convert
@@ -88,7 +89,7 @@ def test_commands_parse(command: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_experiment_files_parse(page: Path) -> None:
     for _, text in blocks(page, "toml"):
-        read_sweep(tomllib.loads(text))
+        read_sweep(marked(tomllib.loads(text), ROOT / "examples" / "own_parts"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -20,7 +20,8 @@ from fedge.edge.fit import Fitted, read
 from fedge.edge.fit import fit as fit_devices
 from fedge.edge.settings import Edge
 from fedge.edge.table import write
-from fedge.experiment import ExperimentError, edge_of, flops_of, load
+from fedge.experiment import ExperimentError, edge_of, flops_of, load, load_federation
+from fedge.experiment.planning import own_files
 from fedge.report import devices_figure
 from fedge.runs.experiments import records
 
@@ -55,8 +56,9 @@ def show(
     """
     with one_line():
         found = load(experiment, settings or [])
-        clients = min(found.partition["clients"], MOST)
-        fleet = (edge_of(found.edge) or Edge()).fleet(found.partition["clients"])
+        count = found.partition.get("clients") or load_federation(experiment, settings or []).clients
+        clients = min(count, MOST)
+        fleet = (edge_of(found.edge) or Edge()).fleet(count)
         devices = fleet.devices(np.arange(clients))
         if csv is not None:
             write(csv, devices, fleet.kinds)
@@ -78,13 +80,16 @@ def fit(
     json: Annotated[
         bool, typer.Option("--json", help="Print measured and predicted rounds as one JSON object.")
     ] = False,
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Run the Python files that the run's own parts are from.")
+    ] = False,
 ) -> None:
     """Find the devices that reproduce the times of a real fleet.
 
     The experiment is simulated once, to count what every client had to do.
     """
     with one_line():
-        found = fit_run(run)
+        found = fit_run(run, run_code)
         write(out, found.devices, ("node",))
     told = {"clients": found.clients, "measured": found.measured, "predicted": found.predicted, "error": found.error}
     if json:
@@ -102,13 +107,17 @@ def fit(
     console.print(f"Written  {out}", soft_wrap=True, markup=False, highlight=False)
 
 
-def fit_run(folder: Path) -> Fitted:
+def fit_run(folder: Path, run_code: bool = False) -> Fitted:
     """The devices of a run folder."""
     if not (folder / "config.toml").is_file():
         raise ExperimentError(f"{folder} holds no config.toml: name the folder of one run, such as runs/fleet/fedavg")
     phases = read(records(folder))
     if not phases:
         raise ExperimentError(f"{folder} has no times of nodes: it must come from a real fleet (fedge deploy)")
+    if not run_code and (code := own_files(folder / "config.toml")):
+        raise ExperimentError(
+            f"{folder} needs code that is not part of fedge ({', '.join(code)}): allow it, --run-code"
+        )
     experiment = load(folder / "config.toml", [f"train.rounds={max(one.at[0] for one in phases)}"])
     return fit_devices(phases, flops_of(experiment))
 

@@ -20,13 +20,16 @@ def export(
     client: Annotated[
         int | None, typer.Option(min=0, help="With the personal layers of this client.", show_default=False)
     ] = None,
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Run the Python file that the run's own model or algorithm is from.")
+    ] = False,
 ) -> None:
     """Write the model that a run trained as a file that other programs read.
 
     .safetensors and .pt hold the tensors by the names of the module; .onnx and .pt2 hold the computation too.
     """
     with one_line():
-        found = load_run(run)
+        found = load_run(run, run_code=run_code)
         try:
             found.save(path, client)
         except (ValueError, NotImplementedError) as error:  # what this algorithm has no file for

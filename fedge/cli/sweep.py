@@ -19,7 +19,7 @@ from fedge.cli.listener import Say
 from fedge.cli.progress import Display
 from fedge.cli.text import examples, say, to_json
 from fedge.experiment import Plan
-from fedge.experiment.planning import load_sweep
+from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
 from fedge.report.summary import columns, summary_rows
 from fedge.runs.experiments import EXPERIMENT_FILE, is_run
@@ -137,7 +137,7 @@ def show(
         stored = folder / EXPERIMENT_FILE
         if not stored.is_file():
             raise ReportError(f"{folder} holds no {EXPERIMENT_FILE}: name a folder that `fedge run` made")
-        sweep = load_sweep(stored)
+        sweep = stored_sweep(folder)
         runs = kept_runs(sweep)
         states = [state(folder, run) for run in runs]
         if json:

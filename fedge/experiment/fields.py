@@ -11,9 +11,11 @@ from typing import Any, get_type_hints
 
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
-from fedge.experiment.values import Mismatch, complain, convert, expected, is_plain, tabled
+from fedge.experiment.own import Own, Unread, find
+from fedge.experiment.values import Mismatch, complain, convert, expected, is_plain, tabled, takes_objects
 
 Table = dict[str, Any]
+Plain = bool | int | float | str
 
 
 class Required:
@@ -41,15 +43,27 @@ def fields_of(thing: Callable[..., Any]) -> dict[str, Field]:
     >>> list(fields_of(iid))
     ['y', 'clients', 'seed']
     """
-    hints = get_type_hints(thing)
     if dataclasses.is_dataclass(thing):
+        hints = get_type_hints(thing)
         found = {one.name: _default(one) for one in dataclasses.fields(thing) if one.init}
     else:
-        found = {one.name: one.default for one in inspect.signature(thing).parameters.values()}
+        every = inspect.signature(thing, eval_str=True).parameters.values()
+        named = [one for one in every if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        hints = {one.name: one.annotation for one in named if one.annotation is not one.empty}
+        found = {one.name: one.default for one in named}
     return {
-        name: Field(name, hints.get(name, Any), Required if default is inspect.Parameter.empty else default)
+        name: Field(name, hints.get(name, _guess(default)), Required if default is inspect.Parameter.empty else default)
         for name, default in found.items()
     }
+
+
+def _guess(default: Any) -> Any:
+    """The type of a parameter that declares none: that of its default, or else anything that a file can hold."""
+    if type(default) in (bool, int, float, str):
+        return type(default)
+    if isinstance(default, list | tuple):
+        return list[Plain]
+    return Plain | list[Plain] | None if default in (None, inspect.Parameter.empty) else Any
 
 
 def resolve(table: Mapping[str, Any], fields: Iterable[Field], where: str, derived: frozenset[str]) -> Table:
@@ -93,17 +107,39 @@ def _check_keys(table: Mapping[str, Any], fields: list[Field], where: str, deriv
     for key in table:
         if key in derived:
             raise ExperimentError(f"{where}: {key} follows from the rest of the experiment: leave it out")
-        if key not in known and any(field.name == key for field in fields):
-            raise ExperimentError(f"{where}: {key} cannot be written in a file: set it from Python")
-        if key not in known:
+        if key not in known and any(field.name == key for field in fields) and not is_own(table[key]):
+            remedy = 'set it from Python, or name a part of your own, "mine.py:thing"'
+            raise ExperimentError(f"{where}: {key} cannot be written in a file: {remedy}")
+        if not any(field.name == key for field in fields):
             raise unknown(key, known, f"{where}: ")
 
 
+def is_own(value: Any) -> bool:
+    """A part of the user's own: its name, a list of names, or a table with the name and its fields."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(one, Own) for one in value)
+    return isinstance(value.get("name") if isinstance(value, Mapping) else value, Own)
+
+
 def _value(value: Any, field: Field, where: str) -> Any:
+    if is_own(value) and takes_objects(field.hint):
+        return _own(value, f"{where}: {field.name}")
     try:
         return convert(value, field.hint)
     except Mismatch:
         raise ExperimentError(f"{where}: {complain(field.name, value, field.hint)}") from None
+
+
+def _own(value: Any, where: str) -> Any:
+    """A name alone is the function or class itself; in a table it is called with the other fields of the table."""
+    if not isinstance(value, Mapping):
+        for one in [value] if isinstance(value, Own) else value:
+            find(one, where)
+        return value
+    thing = find(value["name"], where)
+    rest = {key: one for key, one in value.items() if key != "name"}
+    fields = [] if thing is Unread else fields_of(thing).values()
+    return {"name": value["name"], **(rest if thing is Unread else resolve(rest, fields, where, frozenset()))}
 
 
 def _filled(field: Field, where: str) -> Table:

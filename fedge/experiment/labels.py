@@ -7,6 +7,7 @@ from typing import Any
 
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Required, Table
+from fedge.experiment.own import Own
 from fedge.experiment.parts import ALGORITHM
 from fedge.experiment.values import NONE
 from fedge.runs.experiments import slug
@@ -22,7 +23,7 @@ def distinct_labels(tables: Sequence[Table]) -> list[str]:
     labels, taken = list[str](), set[str]()
     differences = _differences(tables)
     for position, table in enumerate(tables, 1):
-        wanted = table.get("label", table.get("name", ""))
+        wanted = table.get("label", _called(table.get("name", "")))
         if not isinstance(wanted, str) or (table.get("label") is not None and not slug(wanted)):
             where = place(position, table)
             raise ExperimentError(f"{where}: label is {wanted!r}, expected a string with a letter or a digit")
@@ -63,9 +64,14 @@ def _flatten(table: Table, prefix: str = "") -> Table:
 
 def _fields(table: Table) -> Table:
     name = table.get("name")
-    known = ALGORITHM.fields(table, "") if isinstance(name, str) and name in ALGORITHM.choices else {}
+    known = ALGORITHM.fields(table, "") if isinstance(name, str) and ALGORITHM.knows(table) else {}
     defaults = {key: one.default for key, one in known.items() if one.plain and one.default is not Required}
     return defaults | {key: value for key, value in table.items() if key not in ("name", "inner", "label")}
+
+
+def _called(name: Any) -> Any:
+    """`FedNova` for the user's own mine.py:FedNova."""
+    return name.thing if isinstance(name, Own) else name
 
 
 def _short(key: str) -> str:

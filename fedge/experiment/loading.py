@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedge.core import Algorithm
 from fedge.data import Data
 from fedge.experiment.errors import ExperimentError
+from fedge.experiment.own import code_of, marked, unread
 from fedge.experiment.parsing import parse
 from fedge.experiment.setup import build_algorithms, load_data
 from fedge.federation import Federation
@@ -25,16 +27,17 @@ from fedge.runs.log import fields
 from fedge.runs.run import Run
 
 
-def load_run(folder: Path | str, algorithm: Algorithm[Any] | None = None) -> Run[Any]:
+def load_run(folder: Path | str, algorithm: Algorithm[Any] | None = None, *, run_code: bool = False) -> Run[Any]:
     """The run in a folder as its last checkpoint has it, on the CPU.
 
     What an experiment file made is made again from it, without the data. A run that was started from Python needs
-    its `algorithm`, with a model of the same kind; the parameters are the trained ones.
+    its `algorithm`, with a model of the same kind; the parameters are the trained ones. So does a run whose model or
+    algorithm is a part of your own (`mine.py:Net`), unless `run_code` allows the file that the folder names to be run.
     """
     folder = Path(folder)
     content = _checkpoint(folder)
     if algorithm is None:
-        algorithm = _algorithm(folder, content["config"])
+        algorithm = _algorithm(folder, content["config"], run_code)
     else:
         _check_same(folder, algorithm, content["config"])
     rounds = content["round"]
@@ -60,15 +63,21 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"cannot load the run: {error}") from None
 
 
-def _algorithm(folder: Path, config: dict[str, Any]) -> Algorithm[Any]:
+def _algorithm(folder: Path, config: dict[str, Any], run_code: bool) -> Algorithm[Any]:
     if "model" not in config:
         raise RunFolderError(f"{folder} was started from Python: give its algorithm, load_run(folder, algorithm)")
-    text = (folder / "config.toml").read_text("utf-8")
-    table = tomllib.loads(text)
-    label = table["algorithm"]["label"]
-    experiment = parse(table | {"algorithm": [table["algorithm"]]})
+    table = marked(tomllib.loads((folder / "config.toml").read_text("utf-8")), folder)
+    needed = code_of({"model": table["model"], "algorithm": table["algorithm"]})
+    if needed and not run_code:
+        files = ", ".join(one["path"] for one in needed.values())
+        raise RunFolderError(
+            f"{folder} needs code that is not part of fedge ({files}), and loading a run runs none unasked: give the "
+            "algorithm, load_run(folder, algorithm), or allow it, load_run(folder, run_code=True) or --run-code"
+        )
     try:
-        return build_algorithms(experiment, _stand_in(folder, experiment.data))[label]
+        with nullcontext() if needed else unread():  # data of the user's own are not needed
+            experiment = parse(table | {"algorithm": [table["algorithm"]]})
+            return build_algorithms(experiment, _stand_in(folder, experiment.data))[table["algorithm"]["label"]]
     except ExperimentError as error:
         raise RunFolderError(f"cannot make the algorithm of {folder} again: {error}") from error
 
@@ -96,7 +105,8 @@ def _stand_in(folder: Path, data: dict[str, Any]) -> Federation:
     about = _about(folder)
     x = _zeros(about)
     if x is None:
-        return Federation(load_data(data), [[0]] * about["clients"])
+        found = load_data(data)
+        return found if isinstance(found, Federation) else Federation(found, [[0]] * about["clients"])
     y = torch.zeros(1, *about["target"]["shape"], dtype=getattr(torch, about["target"]["type"]))
     one = Data(x, y, x, y, about["classes"], tuple(about["names"]))
     return Federation(one, [[0]] * about["clients"])

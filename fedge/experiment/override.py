@@ -7,6 +7,7 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedge import toml
@@ -14,6 +15,7 @@ from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, unknown
 from fedge.experiment.labels import distinct_labels
+from fedge.experiment.own import marked
 from fedge.experiment.parsing import Experiment, algorithm_tables
 from fedge.experiment.parts import ALGORITHM, PARTS, Part
 from fedge.runs.experiments import slug
@@ -21,15 +23,15 @@ from fedge.runs.experiments import slug
 CHOOSERS = ("kind", "name")
 
 
-def override(tables: Mapping[str, Any], settings: Iterable[str]) -> Table:
+def override(tables: Mapping[str, Any], settings: Iterable[str], folder: Path | None = None) -> Table:
     """The tables with these settings in place.
 
     `algorithm.lr` is for all algorithms that have the field, inside a wrapper if the wrapper itself has not;
     `algorithm.2.lr` and `algorithm.fedova.inner.lr` are for one. A new `kind` or `name` drops the fields that only
-    the old one had.
+    the old one had. Own parts are named from `folder`.
     """
     found = copy.deepcopy(dict(tables))
-    split = [_split(setting) for setting in settings]
+    split = [(path, marked({"value": value}, folder)["value"]) for path, value in map(_split, settings)]
     # What is chosen comes first: only then is it known which fields there are.
     for path, value in sorted(split, key=lambda one: len(one[0]) if one[0][-1] in CHOOSERS else math.inf):
         if path[0] == "algorithm" and len(path) > 1:
@@ -66,7 +68,7 @@ def _fields(tables: Table, name: str) -> list[str]:
     part = PARTS.get(name)
     if name == "edge" and name not in tables:
         return []  # most experiments have no devices
-    if part is None or (part.key is not None and table.get(part.key) not in part.choices):
+    if part is None or (part.key is not None and not part.knows(table)):
         return []
     return [one.name for one in part.fields(table, name).values() if one.plain and one.name not in part.derived]
 
@@ -102,9 +104,10 @@ def _set(table: Table, path: list[str], value: Any, part: Part | None) -> None:
 
 
 def _drop_fields_of_old(table: Table, part: Part, choice: Any) -> None:
-    if not isinstance(choice, str) or choice not in part.choices:
+    new = {part.key or "": choice}
+    if not isinstance(choice, str) or not part.knows(new):
         return  # the check of the whole experiment says so
-    kept = part.fields({part.key or "": choice}, "")
+    kept = part.fields(new, "")
     for key in set(table) - set(kept):
         del table[key]
 
@@ -149,5 +152,4 @@ def _nested(table: Any) -> Iterator[Table]:
 
 
 def _known(table: Table) -> list[str]:
-    known = table.get("name") in ALGORITHM.choices
-    return ["name", "label", *(ALGORITHM.fields(table, "") if known else ())]
+    return ["name", "label", *(ALGORITHM.fields(table, "") if ALGORITHM.knows(table) else ())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedge.experiment.axes import sweeps
@@ -12,6 +12,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table, resolve, unknown
 from fedge.experiment.fields import fields_of as fields
 from fedge.experiment.labels import distinct_labels, place
+from fedge.experiment.own import code_of, marked
 from fedge.experiment.parts import ALGORITHM, DATA, EDGE, MODEL, PARTITION, TRAIN, wraps
 from fedge.runs.experiments import slug
 
@@ -27,6 +28,7 @@ class Experiment:
     algorithm: tuple[Table, ...]
     name: str = "experiment"
     edge: Table | None = None  # devices and a virtual clock; None: neither
+    code: Table = field(default_factory=dict)  # the user's files that it names, with place and checksum
     target: float | None = None  # a test accuracy; rounds and MB are counted until it is reached
 
     @property
@@ -45,7 +47,8 @@ class Experiment:
     def _shared(self) -> Table:
         # `train` before `model`, whose seed follows that of `train`: the first difference is the one somebody made.
         found = {"data": self.data, "partition": self.partition, "train": self.train, "model": self.model}
-        return found if self.edge is None else found | {"edge": self.edge}
+        found |= {} if self.edge is None else {"edge": self.edge}
+        return {"code": self.code} | {key: table for key, table in found.items() if table} if self.code else found
 
 
 def parse(tables: Mapping[str, Any], name: str = "experiment", numbers: Sequence[int] | None = None) -> Experiment:
@@ -54,19 +57,22 @@ def parse(tables: Mapping[str, Any], name: str = "experiment", numbers: Sequence
     `numbers` are the positions that errors call the algorithms by, where those of a sweep stand for one of a file.
     """
     check_names(tables)
+    tables = marked(tables)
     if sweeps(tables):
         raise ExperimentError(
             "the file is a sweep, one experiment is needed here: use it with fedge run, or keep one value per field"
         )
     train = TRAIN.resolve({"device": "auto"} | _table(tables, "train"), "train")
     model = {"seed": train["seed"]} | MODEL.resolve(_table(tables, "model"), "model")
+    data, partition = _federation(tables)
     return Experiment(
-        data=DATA.resolve(_table(tables, "data"), "data"),
-        partition=PARTITION.resolve(_table(tables, "partition"), "partition"),
+        data=data,
+        partition=partition,
         model={"name": model.pop("name"), **model},
         train=train,
         algorithm=_algorithms(tables, numbers),
         edge=EDGE.resolve(_table(tables, "edge"), "edge") if "edge" in tables else None,
+        code=code_of(tables),
         **_head(tables, name),
     )
 
@@ -74,10 +80,14 @@ def parse(tables: Mapping[str, Any], name: str = "experiment", numbers: Sequence
 def federation_of(tables: Mapping[str, Any]) -> tuple[Table, Table]:
     """Only the data and the partition of a file, which may have nothing else."""
     check_names(tables)
-    return (
-        DATA.resolve(_table(tables, "data"), "data"),
-        PARTITION.resolve(_table(tables, "partition"), "partition"),
-    )
+    return _federation(marked(tables))
+
+
+def _federation(tables: Mapping[str, Any]) -> tuple[Table, Table]:
+    """Own data may come with their clients: then there is no table [partition], or an empty one."""
+    data, partition = _table(tables, "data"), _table(tables, "partition")
+    given = not partition and DATA.own_key(data) is not None
+    return DATA.resolve(data, "data"), {} if given else PARTITION.resolve(partition, "partition")
 
 
 def check_names(tables: Mapping[str, Any]) -> None:
@@ -127,8 +137,7 @@ def _algorithm(table: Table, where: str, besides: Sequence[str] = (), path: str 
     """One algorithm and, if it wraps another, that one too, to any depth."""
     inner = table.get("inner")
     rest = {key: value for key, value in table.items() if key not in ("inner", *besides)}
-    around = wraps(ALGORITHM.chosen(table, where))
-    if not around:
+    if not wraps(ALGORITHM.chosen(table, where), table):
         found = ALGORITHM.resolve(rest, where)
         if inner is not None:
             raise ExperimentError(f"{where}: it wraps no other algorithm: leave out inner")
@@ -143,7 +152,7 @@ def _algorithm(table: Table, where: str, besides: Sequence[str] = (), path: str 
 def _check_level(table: Mapping[str, Any], inner: Any, where: str, path: str) -> None:
     """Refuse a field of a wrapped algorithm that was given to the one around it."""
     own = ALGORITHM.fields(table, where).keys() | {ALGORITHM.key}
-    while isinstance(inner, dict) and inner.get("name") in [*ALGORITHM.choices]:
+    while isinstance(inner, dict) and ALGORITHM.knows(inner):
         path = f"{path}.inner"
         there = [one.name for one in ALGORITHM.fields(inner, where).values() if ALGORITHM.writable(one)]
         for key in table:

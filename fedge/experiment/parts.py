@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from fedge import partition
 from fedge.algorithms import ALGORITHMS, ASYNCHRONOUS
 from fedge.checks import choice
+from fedge.core import Algorithm
 from fedge.data import load
 from fedge.edge.settings import Edge
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Field, Required, Table, fields_of, resolve
+from fedge.experiment.own import Own, Unread, find
 from fedge.experiment.training import Training
 from fedge.models import MODELS
 
@@ -28,8 +30,19 @@ class Part:
     key: str | None = None  # None: there is nothing to choose
     derived: frozenset[str] = frozenset()  # what the experiment sets by itself
     open: frozenset[str] = frozenset()  # what it sets by itself unless the table says otherwise
+    own: Callable[[Any, str], None] | None = None  # refuses what a user's part must not be; None: there is none
+
+    def own_key(self, table: Mapping[str, Any]) -> str | None:
+        """The key that names a part of the user's own, if the table has one."""
+        key = self.key or "name"
+        return key if self.own is not None and isinstance(table.get(key), Own) else None
 
     def chosen(self, table: Mapping[str, Any], where: str) -> Callable[..., Any]:
+        if (key := self.own_key(table)) is not None and self.own is not None:
+            found: Callable[..., Any] = find(table[key], where)
+            if found is not Unread:
+                self.own(found, f"{where}: {table[key]}")
+            return found
         if self.key is None:
             return next(iter(self.choices.values()))
         if self.key not in table:
@@ -55,26 +68,53 @@ class Part:
         """Whether a file may set this field."""
         return field.plain and field.name not in self.derived
 
+    def knows(self, table: Mapping[str, Any]) -> bool:
+        """Whether the table names one of the choices, or a part of the user's own."""
+        return self.own_key(table) is not None or (self.key is not None and table.get(self.key) in [*self.choices])
+
     def fields(self, table: Mapping[str, Any], where: str) -> dict[str, Field]:
-        return fields_of(self.chosen(table, where))
+        found = self.chosen(table, where)
+        return {key: Field(key, Any) for key in table} if found is Unread else dict(fields_of(found))
 
     def resolve(self, table: Mapping[str, Any], where: str) -> Table:
-        fields = [f for f in self.fields(table, where).values() if f.name in table or f.name not in self.open]
-        rest = {key: value for key, value in table.items() if key != self.key}
-        head = {} if self.key is None else {self.key: table[self.key]}
-        return head | resolve(rest, fields, where, self.derived)
+        if self.chosen(table, where) is Unread:
+            return dict(table)
+        key = self.own_key(table) or self.key
+        fields = self.fields(table, where) | self._beside(table)
+        wanted = [one for one in fields.values() if one.name in table or one.name not in self.open]
+        rest = {name: value for name, value in table.items() if name != key}
+        head = {} if key is None else {key: table[key]}
+        return head | resolve(rest, wanted, where, self.derived)
+
+    def _beside(self, table: Mapping[str, Any]) -> dict[str, Field]:
+        """A model of the user's own may have a seed that it does not take: its first weights are drawn from it."""
+        return {"seed": Field("seed", int)} if self is MODEL and self.own_key(table) is not None else {}
 
 
-DATA = Part({"load": load})
-PARTITION = Part(PARTITIONS, "kind", frozenset({"y"}))
-MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}))
+def _any(found: Any, what: str) -> None:
+    """Any function or class: what it returns is looked at when it is called."""
+
+
+def _algorithm(found: Any, what: str) -> None:
+    if not (isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)):
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise ExperimentError(f"{what} is a {kind}, expected a dataclass derived from fedge.Algorithm")
+
+
+DATA = Part({"load": load}, own=_any)
+PARTITION = Part(PARTITIONS, "kind", frozenset({"y", "data"}), own=_any)
+MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"}), own=_any)
 TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
 CHOICES: Any = ChainMap[str, Any](ASYNCHRONOUS, ALGORITHMS)  # a view, in which the last come first: names may be added
-ALGORITHM = Part(CHOICES, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}))
+ALGORITHM = Part(
+    CHOICES, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}), own=_algorithm
+)
 EDGE = Part({"edge": Edge})
 PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "edge": EDGE, "algorithm": ALGORITHM}
 
 
-def wraps(algorithm: Callable[..., Any]) -> bool:
+def wraps(algorithm: Callable[..., Any], table: Mapping[str, Any]) -> bool:
     """Whether this class takes another algorithm, its first field `inner`, in place of a model."""
+    if algorithm is Unread:
+        return "inner" in table
     return next(iter(fields_of(algorithm)), None) == "inner"

@@ -12,6 +12,7 @@ from fedge import toml
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.override import override
+from fedge.experiment.own import marked, own_in, unread
 from fedge.experiment.parsing import Experiment, federation_of, parse
 from fedge.experiment.setup import deal, load_data
 from fedge.experiment.sweeps import Sweep, read_sweep
@@ -70,14 +71,31 @@ def load_sweep(file: Path | str | None = None, settings: Sequence[str] = ()) -> 
     return read_sweep(*_tables(file, settings))
 
 
+def own_files(file: Path) -> list[str]:
+    """The Python files that an experiment file names; none of them is run."""
+    return own_in(marked(read(file), file.parent))
+
+
+def stored_sweep(folder: Path) -> Sweep:
+    """What a folder of runs was made from, to look at: no file of the user's own is run."""
+    with unread():
+        return load_sweep(folder / EXPERIMENT_FILE)
+
+
 def _tables(file: Path | str | None, settings: Sequence[str]) -> tuple[Table, str]:
     path = None if file is None else Path(file)
-    return override(read(path), settings), "experiment" if path is None else path.stem
+    return _overridden(path, settings), "experiment" if path is None else path.stem
+
+
+def _overridden(path: Path | None, settings: Sequence[str]) -> Table:
+    """The tables of a file with settings in place; own parts are named from the folder of the file."""
+    folder = None if path is None else path.parent
+    return override(marked(read(path), folder), settings, folder)
 
 
 def load_federation(file: Path | None = None, settings: Sequence[str] = ()) -> Federation:
     """Only the federation of an experiment: its tables [data] and [partition]."""
-    data, partition = federation_of(override(read(file), settings))
+    data, partition = federation_of(_overridden(file, settings))
     return deal(partition, load_data(data))
 
 
@@ -123,7 +141,7 @@ def _newest(name: str, root: Path) -> Path:
 
 def _is_done(folder: Path) -> bool:
     try:
-        sweep = load_sweep(folder / EXPERIMENT_FILE)
+        sweep = stored_sweep(folder)
     except ExperimentError:
         return True  # of another version, or damaged: nothing to go on with
     return all(

@@ -18,8 +18,9 @@ from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
 from fedge.experiment.fields import Table, fields_of
 from fedge.experiment.labels import place
+from fedge.experiment.own import Own, said
 from fedge.experiment.parsing import Experiment, inside
-from fedge.experiment.parts import ALGORITHM, MODEL, PARTITION, wraps
+from fedge.experiment.parts import ALGORITHM, DATA, MODEL, PARTITION, wraps
 from fedge.experiment.training import observe_of
 from fedge.experiment.values import made
 from fedge.federation import Federation
@@ -36,7 +37,7 @@ class Setup:
     edge: Edge | None = None
 
 
-def build(experiment: Experiment, data: Data | None = None, federation: Federation | None = None) -> Setup:
+def build(experiment: Experiment, data: Data | Federation | None = None, federation: Federation | None = None) -> Setup:
     """Load the data unless they are given, deal them out, make the models; what is impossible is an error here."""
     device = find(experiment.train["device"])
     if federation is None:
@@ -65,16 +66,48 @@ def edge_of(table: Table | None) -> Edge | None:
         return Edge(**{key: made(value, hints[key].hint) for key, value in table.items()})
 
 
-def load_data(table: Table) -> Data:
-    with at("data"):
-        return load(**table)
+def load_data(table: Table) -> Data | Federation:
+    """What the table names; a function of the user's own may give clients with their examples."""
+    if (key := DATA.own_key(table)) is None:
+        with at("data"):
+            return load(**table)
+    found = call_own(table[key], DATA.chosen(table, "data"), "data", {k: v for k, v in table.items() if k != key})
+    if not isinstance(found, Data | Federation):
+        raise ExperimentError(
+            f"data: {table[key]} gave a {type(found).__name__}, expected fedge.data.from_arrays(...) or a "
+            "fedge.Federation"
+        )
+    return found
 
 
-def deal(table: Table, data: Data) -> Federation:
-    """Partition the training examples of `data`."""
+def deal(table: Table, data: Data | Federation) -> Federation:
+    """Partition the training examples of `data`, unless they came with their clients."""
+    if isinstance(data, Federation):
+        if table:
+            raise ExperimentError("partition: the data come with their clients already: leave out [partition]")
+        return data
+    if not table:
+        raise ExperimentError("partition: the data come without clients: add a table [partition] with a kind")
     options = {key: value for key, value in table.items() if key != "kind"}
+    chosen = PARTITION.chosen(table, "partition")
+    given = {"data": data} if "data" in fields_of(chosen) else {"y": data.train_y} if "y" in fields_of(chosen) else {}
+    if (key := PARTITION.own_key(table)) is not None:
+        clients = call_own(table[key], chosen, "partition", given | options)
+    else:
+        with at("partition"):
+            clients = chosen(**given, **options)
     with at("partition"):
-        return Federation(data, PARTITION.chosen(table, "partition")(data.train_y, **options))
+        return Federation(data, clients)
+
+
+def call_own(name: Own, thing: Callable[..., Any], where: str, options: Table) -> Any:
+    """What a part of the user's own gives; its errors say which part it was, and their cause has the rest."""
+    try:
+        return thing(**options)
+    except ExperimentError:
+        raise
+    except Exception as error:
+        raise ExperimentError(f"{where}: {name} raised {said(error, name.path)}") from error
 
 
 def check_train(table: Table, federation: Federation) -> None:
@@ -99,20 +132,34 @@ def build_algorithms(experiment: Experiment, federation: Federation) -> dict[str
 
 def make_model(table: Table, data: Data, outputs: int) -> nn.Module:
     """The model, as wide as the data at both ends, and tried on one example."""
-    build = MODEL.chosen(table, "model")
     shape = tuple(data.train_x.shape[1:])
-    ends = {"inputs": prod(shape), "outputs": outputs}
-    options = {key: value for key, value in table.items() if key != "name"}
-    with at("model"):
-        model: nn.Module = build(**options, **{key: ends[key] for key in ends if key in fields_of(build)})
+    model = _made_model(table, {"inputs": prod(shape), "outputs": outputs})
     try:
         with torch.no_grad():
             model(data.train_x[:1])
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:
         raise ExperimentError(
             f"model: {table['name']} does not take examples of shape {shape}: {_line(error)}"
         ) from error
     return model
+
+
+def _made_model(table: Table, ends: Table) -> nn.Module:
+    build = MODEL.chosen(table, "model")
+    known = fields_of(build)
+    options = {key: value for key, value in table.items() if key != "name"}
+    options |= {key: ends[key] for key in ends if key in known}
+    if (key := MODEL.own_key(table)) is None:
+        with at("model"):
+            model: nn.Module = build(**options)
+        return model
+    seed = options["seed"] if "seed" in known else options.pop("seed")
+    with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
+        torch.manual_seed(seed)
+        found = call_own(table[key], build, "model", options)
+    if not isinstance(found, nn.Module):
+        raise ExperimentError(f"model: {table[key]} gave a {type(found).__name__}, expected an nn.Module")
+    return found
 
 
 def make_algorithm(
@@ -133,7 +180,7 @@ def make_algorithm(
         given.setdefault("clients", federation.clients)
     if "expected" in hints:
         given.setdefault("expected", cohort or federation.clients)
-    if wraps(kind):
+    if wraps(kind, table):
         wanted = getattr(kind, "inner_outputs", None) or outputs
         within = inside(where, table["inner"])
         given["inner"] = make_algorithm(table["inner"], within, federation, model, wanted, cohort)

@@ -21,6 +21,7 @@ from fedge.experiment.axes import SEEDS, Axis, Choice, axes, choices, is_sweep, 
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table
 from fedge.experiment.labels import distinct_labels, place
+from fedge.experiment.own import code_of, marked
 from fedge.experiment.parsing import Experiment, algorithm_tables, check_names, parse
 from fedge.runs.experiments import slug
 
@@ -60,7 +61,10 @@ class Sweep:
 
     def table(self) -> Table:
         """What is written into the folder, to go on from."""
-        return {"name": self.name} | self.tables if self.swept else self.first.table()
+        if not self.swept:
+            return self.first.table()
+        code = code_of(self.tables)
+        return {"name": self.name} | self.tables | ({"code": code} if code else {})
 
     def runs(self) -> list[SweptRun]:
         """Every run, those with the same clients one after another, and among them those of one algorithm."""
@@ -82,6 +86,7 @@ class Sweep:
 def read_sweep(tables: Mapping[str, Any], name: str = "experiment") -> Sweep:
     """Check everything that can be checked without data, for every run; a file without a list is one experiment."""
     check_names(tables)
+    tables = marked(tables)
     if not sweeps(tables):
         return Sweep(dict(tables), ((parse(tables, name), ""),), False)
     for key, value in tables.items():

@@ -9,8 +9,9 @@ from typing import Any, get_type_hints
 from fedge.engine import Engine
 from fedge.engine.runtime import Precision
 from fedge.engine.ways import Way
+from fedge.experiment.own import find
 from fedge.experiment.values import made
-from fedge.hooks import Observe, Plateau, Reached, Spent
+from fedge.hooks import Metric, Observe, Plateau, Reached, Spent
 from fedge.loop import Sampling
 
 
@@ -31,6 +32,7 @@ class Training:
     chunk: int | None = None
     workers: int | None = None
     way: Way | None = None
+    metrics: tuple[Metric, ...] = ()  # of your own: ["mine.py:f1"] is test_f1 in the records
     until: Plateau | Reached | Spent | None = None
 
 
@@ -40,6 +42,7 @@ def engine_of(table: Mapping[str, Any]) -> Engine:
 
 def observe_of(table: Mapping[str, Any]) -> Observe:
     given = {one.name: table[one.name] for one in fields(Observe) if one.name in table}
+    given["metrics"] = {one.thing: find(one, "train: metrics") for one in given.get("metrics", ())}
     if given.get("until") is not None:
         given["until"] = made(given["until"], get_type_hints(Training)["until"])
     return Observe(**given)

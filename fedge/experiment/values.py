@@ -14,6 +14,7 @@ import torch
 from fedge.algorithms.optimisers import Optimiser
 from fedge.checks import nearest
 from fedge.core import Codec, Combine
+from fedge.experiment.own import Own, find
 
 NONE = "none"  # TOML has no null
 SINGULAR = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -40,12 +41,18 @@ def is_plain(hint: Any) -> bool:
     return get_origin(hint) is Literal or hint in SINGULAR
 
 
+def takes_objects(hint: Any) -> bool:
+    """Whether values of this type may be functions or objects, which an own part can be."""
+    return not is_plain(hint) or any(member in OPEN for member in _members(hint))
+
+
 def convert(value: Any, hint: Any) -> Any:
     """The value as its declared type, or `Mismatch`. A whole number is fine for a float, true is not for an int.
 
     >>> convert([0.9, 1], tuple[float, float])
     (0.9, 1)
     """
+    value = str(value) if isinstance(value, Own) else value
     if _is_union(hint):
         return _convert_union(value, hint)
     if get_origin(hint) is Literal:
@@ -110,6 +117,10 @@ def expected(hint: Any) -> str:
 
 def made(value: Any, hint: Any) -> Any:
     """A converted value as what it stands for: a table as an object of the class that its name chooses."""
+    if isinstance(value, Own):
+        return find(value, "an own part")
+    if isinstance(value, dict) and isinstance(value.get("name"), Own):
+        return find(value["name"], "an own part")(**{key: one for key, one in value.items() if key != "name"})
     kinds = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
     for kind in kinds if isinstance(value, dict) else ():
         if value["name"] == _spelt(kind):

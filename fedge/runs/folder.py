@@ -132,6 +132,12 @@ class RunFolder:
             name, old, new = difference
             if name == "federation.checksum":
                 raise RunFolderError(f"cannot resume {self.path}: its clients held other examples than these")
+            if name.startswith("code."):
+                file, was = name.removeprefix("code.").rpartition(".")[0], str(old)[:12]
+                raise RunFolderError(
+                    f"cannot resume {self.path}: {file} has changed since the run began, its SHA-256 was {was}..., now "
+                    f"it is {str(new)[:12]}...; restore the file, or start another run"
+                )
             raise RunFolderError(
                 f"cannot resume {self.path}: its checkpoint was written with {name} = {old!r}, now it is {new!r}; "
                 "restore that field or start another run"
@@ -215,7 +221,7 @@ def does_nothing(name: str, value: Any) -> bool:
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
     """(dotted name, old value, new value) of the first field that differs and must not."""
-    if path in MAY_DIFFER:
+    if path in MAY_DIFFER or (path.startswith("code.") and path.endswith(".path")):  # a file may move
         return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old and not does_nothing(key, new[key]))]:

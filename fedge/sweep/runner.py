@@ -68,7 +68,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.device = find(self.device)
         self.store = Store(self.out / RESULTS)
-        self._data: dict[str, Data] = {}
+        self._data: dict[str, Data | Federation] = {}
         self._federation: dict[str, Federation] = {}
 
     @property
@@ -134,7 +134,7 @@ class Runner:
             raise Stopped
         return run, None
 
-    def loaded(self, table: dict[str, Any]) -> Data:
+    def loaded(self, table: dict[str, Any]) -> Data | Federation:
         """The data of a table [data]; those of the last one are kept."""
         name = json.dumps(table, sort_keys=True)
         if name not in self._data:

@@ -176,3 +176,31 @@ def test_bad_requests_are_refused_before_anything_starts(here: Marked) -> None:
         assert message in done.stderr
         assert "Traceback" not in done.stderr
     here.assert_clean()
+
+
+def test_parts_of_the_users_own(here: Marked) -> None:
+    """Nodes and server app find mine.py, the run is that of the simulator, and it goes on from its folder alone."""
+    example = Path(__file__).parent.parent.parent / "examples" / "own_parts"
+    for name in ("mine.py", "pumps.csv"):
+        (here.folder / name).write_text((example / name).read_text())
+    short = "PUMPS, STEPS = 40, 16"
+    text = (here.folder / "mine.py").read_text()
+    assert short in text
+    loader = "    rows = [row for row in rows if row['pump'] in ('pump-1', 'pump-2')]\n    owner ="
+    (here.folder / "mine.py").write_text(text.replace("    owner =", loader, 1))
+    (here.folder / "own.toml").write_text(
+        (example / "pumps.toml").read_text().split('[[algorithm]]\nname = "fedavg"')[0]
+    )
+    words = ["own.toml", "--out", "own", "--no-report", "--set", "train.rounds=2", "--set", "train.cohort=2"]
+    done = here.run("fedge", "deploy", "local", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words[2] = "own-simulated"
+    assert here.run("fedge", "run", *words).returncode == 0
+    more = ["--resume", "--no-report", "--set", "train.rounds=3"]
+    for command in (["fedge", "deploy", "local", "--out", "own"], ["fedge", "run", "--out", "own-simulated"]):
+        done = here.run(*command, *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+    found = [
+        leaves(checkpoint.load(here.folder / out / "spring/checkpoint.pt")["state"]) for out in ("own", "own-simulated")
+    ]
+    assert max(float((a - b).abs().max()) for a, b in zip(*found, strict=True)) < 1e-5

@@ -1,0 +1,402 @@
+"""Parts of the user's own in an experiment file: found, checked, kept with a checksum, never run unasked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedge
+from fedge.cli.app import app
+from fedge.experiment import ExperimentError, build, compare, load, load_federation, plan
+from fedge.experiment.planning import load_sweep, stored_sweep
+from fedge.runs.folder import RunFolderError
+from fedge.sweep import run_sweep
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "own_parts" / "pumps.toml"
+
+MINE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+import fedge
+
+with open(Path(__file__).with_name("log"), "a") as file:
+    file.write("run ")
+
+def load(count: int = 60, names=("a", "b")):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((count, 4)), np.arange(count) % 2
+    x[:, 0] += 3 * y
+    return fedge.data.from_arrays(x[20:], y[20:], x[:20], y[:20])
+
+def owned(count: int = 60):
+    data = load(count)
+    return fedge.Federation(data, fedge.partition.by_group(np.arange(count - 20) % 5))
+
+def halves(data, parts: int = 2):
+    return np.array_split(np.arange(len(data.train_x)), parts)
+
+def evens(y, clients: int):
+    return [np.flatnonzero(np.arange(len(y)) % clients == one) for one in range(clients)]
+
+class Net(nn.Module):
+    def __init__(self, outputs, width=8, deep: bool = False):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, width), nn.Linear(width, outputs)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+
+def seeded(outputs: int, seed: int):
+    return fedge.models.mlp(inputs=4, outputs=outputs, seed=seed)
+
+@dataclass(frozen=True, eq=False)
+class Half(fedge.FedAvg):
+    share: float = 0.5
+
+def f1(scores, labels):
+    return float((scores.argmax(1) == labels).float().mean())
+
+def doubled(logits, y):
+    return 2 * fedge.cross_entropy(logits, y)
+
+def broken(count: int = 3):
+    raise KeyError("owner")
+
+number = 3
+"""
+
+FILE = """
+name = "mine"
+[data]
+name = "mine.py:load"
+[partition]
+kind = "iid"
+clients = 4
+[model]
+name = "mine.py:Net"
+[train]
+rounds = 3
+cohort = 2
+checkpoint_every = 1
+[[algorithm]]
+name = "mine.py:Half"
+lr = 0.1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "exp.toml").write_text(FILE)
+    return tmp_path / "exp.toml"
+
+
+def fedge_command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fedge", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+
+
+def test_every_kind_of_part(file: Path, tmp_path: Path) -> None:
+    (one,) = compare(load(file), tmp_path / "out")
+    assert one.label == "Half"
+    assert one.folder.name == "half"
+    assert one.run is not None
+    assert type(one.run.algorithm).__name__ == "Half"
+    assert type(one.run.algorithm.model).__name__ == "Net"
+
+
+def test_they_do_what_the_same_parts_do_from_python(file: Path, tmp_path: Path) -> None:
+    """The same first weights, data and rounds: the same bits."""
+    (one,) = compare(load(file, ["algorithm.name=fedavg", "algorithm.lr=0.1"]), tmp_path / "out")
+    space: dict[str, Any] = {"__file__": str(file.with_name("mine.py")), "__name__": "mine"}
+    sys.modules.setdefault("mine", type(sys)("mine"))
+    exec(MINE, space)
+    del sys.modules["mine"]
+    data = space["load"]()
+    torch.manual_seed(0)
+    algorithm = fedge.FedAvg(space["Net"](outputs=2), lr=0.1)
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=4))
+    run = fedge.train(algorithm, federation, rounds=3, cohort=2)
+    assert one.run is not None
+    assert all(torch.equal(leaf, run.params[name]) for name, leaf in one.run.params.items())
+
+
+def test_the_generator_of_the_caller_is_left_alone(file: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    build(load(file))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_seeds_of_own_models(file: Path) -> None:
+    def first(*settings: str) -> torch.Tensor:
+        (algorithm,) = build(load(file, settings)).algorithms.values()
+        return next(algorithm.model.parameters())
+
+    assert torch.equal(first(), first())
+    assert not torch.equal(first(), first("train.seed=1"))
+    assert torch.equal(first("train.seed=1"), first("model.seed=1"))
+    assert torch.equal(
+        first("model.name=mine.py:seeded", "model.seed=2"), first("model.name=mine.py:seeded", "train.seed=2")
+    )
+
+
+def test_clients_that_come_with_the_data(file: Path) -> None:
+    file.write_text(
+        FILE.replace("mine.py:load", "mine.py:owned").replace('[partition]\nkind = "iid"\nclients = 4\n', "")
+    )
+    assert build(load(file)).federation.clients == 5
+    assert load_federation(file).clients == 5
+    with pytest.raises(ExperimentError, match=r"come with their clients already: leave out \[partition\]"):
+        build(load(file, ["partition.kind=iid", "partition.clients=2"]))
+    with pytest.raises(ExperimentError, match=r"come without clients: add a table \[partition\]"):
+        build(load(file, ["data.name=mine.py:load"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "clients"),
+    [
+        (["partition.kind=mine.py:halves"], 2),
+        (["partition.kind=mine.py:evens", "partition.clients=7"], 7),
+    ],
+)
+def test_own_partitions_take_labels_or_data(file: Path, settings: list[str], clients: int) -> None:
+    assert build(load(file, settings)).federation.clients == clients
+
+
+def test_losses_and_metrics(file: Path, tmp_path: Path) -> None:
+    settings = [
+        "algorithm.loss=mine.py:doubled",
+        'train.metrics=["mine.py:f1"]',
+        "train.until={name='reached', value=0.1, metric='test_f1'}",
+    ]
+    (one,) = compare(load(file, settings), tmp_path / "out")
+    assert one.run is not None
+    assert one.run.algorithm.loss.__name__ == "doubled"
+    assert one.run.history[0]["test_f1"] == pytest.approx(one.run.history[0]["test_accuracy"])
+    assert one.run.ended
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.cuont=3", "data: unknown key 'cuont' (did you mean 'count'?)"),
+        ("data.count=many", "data: count is 'many', expected a whole number"),
+        ("model.widht=3", "model: unknown key 'widht' (did you mean 'width'?)"),
+        ("model.width=0.5", "model: width is 0.5, expected a whole number"),
+        ("model.outputs=3", "model: outputs follows from the rest of the experiment"),
+        ("algorithm.1.shaer=3", "algorithm 1 (mine.py:Half): unknown key 'shaer' (did you mean 'share'?)"),
+        ("algorithm.share=x", "algorithm 1 (mine.py:Half): share is 'x', expected a number"),
+        ("data.name=mine.py:laod", "(did you mean 'load'?)"),
+        ("data.name=mine.py:number", "data: mine.py:number is a int, expected a function or a class"),
+        ("model.name=nowhere.py:Net", "nowhere.py:Net: cannot read"),
+        ("algorithm.1.name=mine.py:load", "is a function, expected a dataclass derived from fedge.Algorithm"),
+        ("algorithm.1.name=mine.py:Net", "is a class, expected a dataclass derived from fedge.Algorithm"),
+        ("partition.kind=mine.py:evens", "partition: clients is missing"),
+    ],
+)  # fmt: skip
+def test_fields_are_checked(file: Path, setting: str, message: str) -> None:
+    file.write_text(FILE.replace("clients = 4\n", "") if "evens" in setting else FILE)
+    with pytest.raises(ExperimentError) as error:
+        load(file, [setting])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.name=mine.py:broken", "data: mine.py:broken raised KeyError: 'owner' (line 51)"),
+        ("data.name=mine.py:Net", "data: outputs is missing"),
+        ("model.name=mine.py:load", "model: mine.py:load gave a Data, expected an nn.Module"),
+        ("data.name=mine.py:f1", "data: scores is missing, expected"),
+    ],
+)
+def test_what_they_give_is_checked(file: Path, setting: str, message: str) -> None:
+    with pytest.raises(ExperimentError) as error:
+        build(load(file, [setting]))
+    assert message in str(error.value)
+
+
+def test_a_file_that_fails_names_its_line(file: Path) -> None:
+    file.with_name("mine.py").write_text("import fedge\n\nx = 1 / 0\n")
+    with pytest.raises(ExperimentError, match=r"mine.py cannot be run: ZeroDivisionError: division by zero \(line 3\)"):
+        load(file)
+    file.with_name("mine.py").write_text("def load(:\n")
+    with pytest.raises(ExperimentError, match=r"SyntaxError.*\(line 1\)"):
+        load(file)
+
+
+# The run folder
+
+
+def test_the_folder_names_the_file_and_its_checksum(file: Path, tmp_path: Path) -> None:
+    import hashlib
+
+    compare(load(file), tmp_path / "out")
+    for stored in (tmp_path / "out" / "experiment.toml", tmp_path / "out" / "half" / "config.toml"):
+        text = stored.read_text()
+        assert f'path = "{file.with_name("mine.py")}"' in text
+        assert f'sha256 = "{hashlib.sha256(MINE.encode()).hexdigest()}"' in text
+        assert 'name = "mine.py:Net"' in text
+
+
+def test_resume_needs_the_same_code(file: Path, tmp_path: Path) -> None:
+    """From the folder alone it is refused before anything is run, and with the file named too; restored it goes on."""
+    out, mine = tmp_path / "out", file.with_name("mine.py")
+    compare(load(file), out)
+    mine.write_text(MINE + "\n# changed\n")
+    mine.with_name("log").write_text("")
+    with pytest.raises(ExperimentError, match=r"mine.py has changed since .* restore the file, or start another run"):
+        plan(None, ["train.rounds=5"], out, resume=True)
+    assert mine.with_name("log").read_text() == ""
+    job = plan(file, ["train.rounds=5"], out, resume=True)
+    with pytest.raises(RunFolderError, match=r"mine.py has changed since the run began, its SHA-256 was"):
+        compare(job.experiment, out, resume=True)
+    mine.write_text(MINE)
+    (one,) = compare(plan(None, ["train.rounds=5"], out, resume=True).experiment, out, resume=True)
+    (whole,) = compare(load(file, ["train.rounds=5"]), tmp_path / "whole")
+    assert one.run is not None
+    assert whole.run is not None
+    assert all(torch.equal(leaf, whole.run.params[name]) for name, leaf in one.run.params.items())
+
+
+def test_files_may_move_between_two_sittings(file: Path, tmp_path: Path) -> None:
+    out, new = tmp_path / "out", tmp_path / "elsewhere"
+    compare(load(file), out)
+    new.mkdir()
+    for name in ("mine.py", "exp.toml"):
+        (tmp_path / name).rename(new / name)
+    with pytest.raises(ExperimentError, match=r"cannot read .*mine.py"):
+        plan(None, [], out, resume=True)
+    job = plan(new / "exp.toml", ["train.rounds=4"], out, resume=True)
+    (one,) = compare(job.experiment, out, resume=True)
+    assert one.run is not None
+    assert one.run.rounds == 4
+
+
+# Nothing is run unasked
+
+
+def ran(file: Path) -> bool:
+    return bool(file.with_name("log").read_text())
+
+
+def test_looking_at_a_folder_runs_nothing(file: Path, tmp_path: Path) -> None:
+    """In a process of its own, as modules are kept: show, report, results, and the search for what to resume."""
+    done = fedge_command("run", str(file), "--set", "train.seeds=[0, 1]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    file.with_name("log").write_text("")
+    for words in (["sweep", "show", "runs/mine"], ["report", "runs/mine"]):
+        done = fedge_command(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert not ran(file), words
+    done = fedge_command("export", "runs/mine/half-seed-0", "model.pt", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "loading a run runs none unasked" in done.stderr
+    assert not ran(file)
+    assert len(fedge.results(tmp_path / "runs" / "mine")) == 2
+    assert len(stored_sweep(tmp_path / "runs" / "mine").runs()) == 2
+    assert not ran(file)
+    done = fedge_command("export", "runs/mine/half-seed-0", "model.pt", "--run-code", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ran(file)
+    assert {*torch.load(tmp_path / "model.pt", weights_only=True)} == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+def test_load_run(file: Path, tmp_path: Path) -> None:
+    (one,) = compare(load(file), tmp_path / "out")
+    with pytest.raises(RunFolderError, match=r"runs none unasked: give the algorithm"):
+        fedge.load_run(one.folder)
+    x = build(load(file)).federation.data.test_x
+    assert one.run is not None
+    expected = one.run.scores(x)
+    assert torch.equal(fedge.load_run(one.folder, run_code=True).scores(x), expected)
+    given = type(one.run.algorithm)(one.run.algorithm.model, lr=0.1)
+    assert torch.equal(fedge.load_run(one.folder, given).scores(x), expected)
+
+
+def test_own_data_alone_need_no_code_to_load_a_run(file: Path, tmp_path: Path) -> None:
+    (one,) = compare(load(file, ["model.name=logistic", "algorithm.1.name=fedavg"]), tmp_path / "out")
+    file.with_name("mine.py").write_text("raise SystemExit\n")
+    assert fedge.load_run(one.folder).rounds == 3
+
+
+# Sweeps and processes
+
+
+def test_sweeps_over_own_fields_in_several_processes(file: Path, tmp_path: Path) -> None:
+    settings = ["algorithm.share={sweep = [0.1, 0.2]}", "train.seeds=[0, 1]"]
+    rows = run_sweep(file, tmp_path / "one", settings=settings)
+    assert {row["label"].split()[0] for row in rows} == {"Half"}
+    assert {row["algorithm.share"] for row in rows} == {0.1, 0.2}
+    assert {Path(row["folder"]).name for row in rows} >= {"half-share-0.1-seed-0"}
+    two = fedge_command(
+        "run", str(file), *(w for s in settings for w in ("--set", s)), "--jobs", "2", "--out", "two", cwd=tmp_path
+    )
+    assert two.returncode == 0, two.stderr
+    again = fedge.results(tmp_path / "two")
+    key = ("algorithm.share", "train.seed", "final_loss")
+    assert sorted([row[k] for k in key] for row in rows) == sorted([row[k] for k in key] for row in again)
+
+
+def test_models_can_be_swept_with_own_ones_among_them(file: Path) -> None:
+    runs = load_sweep(file, ["model.name={sweep = ['mine.py:Net', 'logistic']}"]).runs()
+    assert [run.folder for run in runs] == ["half-name-mine.py-net", "half-name-logistic"]
+
+
+def test_two_ranks(file: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "fedge"]
+    done = subprocess.run(
+        [*command, "run", str(file), "--out", "two", "--no-report"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    (one,) = compare(load(file), tmp_path / "one")
+    assert one.run is not None
+    two = fedge.load_run(tmp_path / "two" / "half", run_code=True)
+    assert all(torch.allclose(leaf, two.params[name], atol=1e-6) for name, leaf in one.run.params.items())
+
+
+def test_the_example(tmp_path: Path) -> None:
+    done = fedge_command("run", str(EXAMPLE), "--no-report", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = fedge.results(tmp_path / "out", target=0.8)
+    assert {row["label"] for row in rows} == {"Spring", "fedavg"}
+    assert all(row["final_accuracy"] > 0.8 for row in rows)
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_the_csv_of_the_example_is_what_its_code_writes(tmp_path: Path) -> None:
+    space: dict[str, Any] = {"__file__": str(EXAMPLE.with_name("mine.py")), "__name__": "pumps_example"}
+    sys.modules["pumps_example"] = type(sys)("pumps_example")
+    try:
+        exec(EXAMPLE.with_name("mine.py").read_text(), space)
+    finally:
+        del sys.modules["pumps_example"]
+    space["write"](tmp_path / "pumps.csv")
+    assert (tmp_path / "pumps.csv").read_text() == EXAMPLE.with_name("pumps.csv").read_text()
+
+
+def test_partition_show(file: Path) -> None:
+    found = CliRunner().invoke(app, ["partition", "show", str(file), "--json"])
+    assert found.exit_code == 0, found.output
+    assert '"clients": 4' in found.output
