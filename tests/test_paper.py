@@ -13,10 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import kill_reproduce
-from benchmarks.paper import measured, page, places
+from benchmarks.paper import measured, page, places, superseded
 from benchmarks.paper.claims import claims
 from benchmarks.paper.figures import _curve, draw, limits
 from benchmarks.paper.places import DATASETS, EXPERIMENTS, entries, grid
+from benchmarks.paper.runs import of_the_paper, shown
 from benchmarks.paper.tables import NOT_RUN, NOTHING, cells, spread, table
 from benchmarks.paper.tuned import dips, falls, tuning
 from benchmarks.readme import with_part
@@ -134,9 +135,9 @@ def test_the_page_shows_what_goes_beyond_the_paper_once_it_was_run(tmp_path: Pat
     wanted = entries("clipped", "kws", [0])
     plain, clipped = (next(entry for entry in wanted if entry.label == label) for label in ("FedOVA", "Clipped FedOVA"))
     store.add(fake(plain, 0.8))  # that of Table III
-    assert list(page.shown(store, choices)) == [name for name in EXPERIMENTS if name != "clipped"]
+    assert list(shown(store, choices)) == [name for name in EXPERIMENTS if name != "clipped"]
     store.add(fake(clipped, 0.8))
-    (group,) = page.shown(store, choices)["clipped"]
+    (group,) = shown(store, choices)["clipped"]
     assert group[0].dataset == "kws"
 
 
@@ -273,7 +274,7 @@ def test_settings_that_are_not_used_any_more_are_shown_seed_by_seed(tmp_path: Pa
     assert rows[2][3].index("diverged") > rows[2][3].index("10.0")
     best = [innermost(entry.config["algorithm"])["lr"] for entry in measured.better(now, store)]
     assert best == [0.05 if entry.label == "FedAvg" else 0.2 for entry in now]
-    which, otherwise = page._if_better(now, store)
+    which, otherwise = superseded._if_better(now, store)
     cells_of_it = [f"fmnist-l{n}" for n in (2, 3, 5)]
     assert names(which) == [name for cell in cells_of_it for name in (cell, "FedAvg")]
     assert numbers(which) == [0.05] * 3
@@ -498,11 +499,11 @@ def test_a_curve_shows_its_seeds_and_the_paper_s_value() -> None:
 
 def test_the_page_says_what_was_stored() -> None:
     """If not: `python -m benchmarks.paper`."""
-    text = page.text()
-    assert text == page.PAGE.read_text("utf-8")
+    for path, text in page.pages().items():
+        assert text == path.read_text("utf-8")
+        pictures = re.findall(r"\]\((images/.*?)\)", text)
+        assert [name for name in pictures if not (page.PAGE.parent / name).is_file()] == []
     assert page.readme() == page.README.read_text("utf-8")
-    pictures = re.findall(r"\]\((images/.*?)\)", text)
-    assert [name for name in pictures if not (page.PAGE.parent / name).is_file()] == []
 
 
 def test_the_page_lists_what_fell(tmp_path: Path) -> None:
@@ -510,10 +511,10 @@ def test_the_page_lists_what_fell(tmp_path: Path) -> None:
     entry = next(entry for entry in entries("optimisers", "fmnist", [1]) if entry.label == "Fisher L-BFGS")
     head = {"experiment": entry.experiment, "cell": entry.cell, "label": entry.label, "seed": 1, "config": entry.config}
     line = fake(entry, 0.1) | head | {"rounds": 200, "test_accuracy": [0.8, 0.1, 0.9, 0.3, 0.2, None]}
-    assert numbers(page.falls(store)) == []
+    assert numbers(falls(store)) == []
     store.add(line)
-    assert names(page.falls(store)) == ["Fisher L-BFGS"]
-    assert numbers(page.falls(store)) == [0.1, 1, 90.0, 4, 20.0], "step, seed; the best, since when; at the end"
+    assert names(falls(store)) == ["Fisher L-BFGS"]
+    assert numbers(falls(store)) == [0.1, 1, 90.0, 4, 20.0], "step, seed; the best, since when; at the end"
 
 
 def test_a_small_difference_is_said_to_be_one(tmp_path: Path) -> None:
@@ -531,9 +532,9 @@ def test_a_small_difference_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_a_claim_of_two_tables_counts_once() -> None:
     store, choices = Store(page.FOLDER / "results.jsonl"), Choices([page.FOLDER / TRIALS])
-    every = [group for name, groups in page.shown(store, choices).items() for group in groups if name != "clipped"]
+    every = of_the_paper(shown(store, choices))
     listed = [str(one) for group in every for one in claims(group, store)]
-    counted = int(re.findall(r"Of (\d+) claims", page.verdicts(every, store))[0])
+    counted = int(re.findall(r"Of (\d+) claims", page.counted(every, store, ""))[0])
     twice = [one for one in listed if "k100:" in one]
     assert twice
     assert counted <= len(listed) - len(twice)
@@ -560,13 +561,17 @@ def test_the_page_follows_the_results(tmp_path: Path, monkeypatch: pytest.Monkey
     Store(tmp_path / "results.jsonl").add(fake(entry, 0.9))
     monkeypatch.setattr(page, "FOLDER", tmp_path)
     found = page.text()
-    rows = [line.strip("| ").split(" | ") for line in found.splitlines() if line.startswith("| FedOVA | 89.4 | 90.0")]
-    (cells,) = [cells for cells in rows if len(cells) == 7]  # two labels, three and five
-    assert numbers(cells[2]) == [90.0, 1, 3], "one of three seeds"
-    assert cells[3:] == ["90.3", NOT_RUN, "91.7", NOT_RUN]
-    assert "images/paper-noniid-fmnist.png" in found
-    assert "images/paper-noniid-kws.png" not in found
-    assert "a machine, fp32" in found
+    part = found.split("## Table III")[1].split("\n## ")[0]
+    _, method, paper, ours, target, *_ = row(part, "Fashion-MNIST, l = 2")
+    assert (method, paper, target) == ("FedOVA", "89.4", "85 %")
+    assert numbers(ours) == [90.0, 1, 3], "one of three seeds"
+    assert part.count("\n| ") == 3, "head, line and one row: no row for a cell that was not run"
+    assert "images/paper-noniid.png" in found
+    assert "images/paper-optimisers.png" not in found
+    assert NOT_RUN not in found, "said in one line"
+    assert "Not run: " in found
+    assert "all of KWS" in " ".join(found.split())
+    assert "a machine, fp32" in page.pages()[page.SETTINGS]
 
 
 def test_the_page_says_when_a_choice_was_of_another_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,7 +580,7 @@ def test_the_page_says_when_a_choice_was_of_another_grid(tmp_path: Path, monkeyp
         trials = [{"setting": setting, "rounds": 60, "validation": 0.9} for setting in settings]
         choice = {"kind": "choice", "dataset": "fmnist", "method": method, "rounds": 60, "setting": settings[0]}
         Store(tmp_path / "tune.jsonl").add({**choice, "key": method, "trials": trials})
-    rows = {row.split(" | ")[0]: row for row in page.text().split("## Tuning")[1].splitlines()}
+    rows = {row.split(" | ")[0]: row for row in page.pages()[page.SETTINGS].split("## Tuning")[1].splitlines()}
     assert "lr 0.02 (90.0 %, next 90.0) |" in rows["| FedAvg"]
     assert "lr 0.02 (90.0 %, next 90.0, of an earlier grid, 60 rounds) |" in rows["| FedOVA"]
 

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import median, stdev
-from typing import NamedTuple
+from statistics import median
 
 from fedge.sweep.entries import Entry, innermost
 from fedge.sweep.store import Store
 
+from .claim import OVERLAP, Claim, judged, rising, seeds, within
 from .places import paper, stated
 from .tables import Cell, cells
 
 OURS, BASE, SECOND_ORDER, CLIPPED = "FedOVA", "FedAvg", "Fisher L-BFGS", "Clipped "
-WITHIN, OVERLAP = ", within two deviations of the seeds", ", the seeds overlap"
-FAR = 2.0  # points of deviation, from which on every seed is named
 SAME = 1.0  # points within which two accuracies are the same
-
-
-class Claim(NamedTuple):
-    """What is said of a claim, and whether it holds; None if runs diverged."""
-
-    said: str
-    holds: bool | None
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the seeds differ as much as what is compared."""
-        return WITHIN in self.said or OVERLAP in self.said
-
-    def __str__(self) -> str:
-        return self.said
 
 
 def claims(entries: Sequence[Entry], store: Store) -> list[Claim]:
@@ -72,21 +55,26 @@ def _in_a_cell(name: str, row: dict[str, Cell], table: str | None = None) -> Ite
         against = [] if wanted is None else [f"at least the paper's {wanted:.1f} %"]
         against += [f"{_word(label)} our {label}" for label, one in row.items() if label != OURS and _was_run(one)]
         for one in against if row[OURS].superseded else []:
-            yield Claim(f"{name}: {OURS} {one}, cannot be said: {row[OURS].text()}", None)
+            yield Claim(f"{name}: {OURS} {one}, undetermined: {row[OURS].text()}", None, f"{OURS} {_plain(one)}")
         return
     if wanted is not None:
-        near = _seeds(row[OURS]) + _within(ours - wanted, row[OURS]) + _rising(row[OURS])
+        near = seeds(row[OURS]) + within(ours - wanted, row[OURS]) + rising(row[OURS])
         said = f"{name}: {OURS} at least the paper's {wanted:.1f} %: {ours:.1f} %{near}"
-        yield _line(said, ours >= wanted, row[OURS])
+        about = f"{OURS} {_plain(said)}"
+        yield judged(said, ours >= wanted, row[OURS], about=about, theirs=f"{wanted:.1f}", ours=f"{ours:.1f}")
     for label, other in row.items():
         word = _word(label)
         if label != OURS and not other.lines and other.superseded:
-            yield Claim(f"{name}: {OURS} {word} our {label}, cannot be said: {other.text()}", None)
+            said = f"{name}: {OURS} {word} our {label}, undetermined: {other.text()}"
+            yield Claim(said, None, f"{OURS} {_plain(said)}")
         if label != OURS and other.final is not None:
             more = ours > other.final if label == "FedAvg" else ours >= other.final
-            near = _within(ours - other.final, row[OURS], other) + _rising(row[OURS], other)
+            near = within(ours - other.final, row[OURS], other) + rising(row[OURS], other)
             said = f"{name}: {OURS} {word} our {label}: {ours:.2f} and {other.final:.2f} %{near}"
-            yield _line(said, more, row[OURS], other)
+            gap = None if row[OURS].paper is None or other.paper is None else row[OURS].paper - other.paper
+            theirs = "" if gap is None else f"{gap:+.1f}"
+            about, own = f"{OURS} {_plain(said)}", f"{ours - other.final:+.1f}"
+            yield judged(said, more, row[OURS], other, about=about, theirs=theirs, ours=own)
 
 
 def _was_run(cell: Cell) -> bool:
@@ -98,14 +86,24 @@ def _word(label: str) -> str:
     return "above" if label == "FedAvg" else "at least"
 
 
+def _plain(said: str) -> str:
+    """The kind of a comparison, whatever its cell and its numbers."""
+    kinds = {"paper's": "at least as accurate as stated", "our FedAvg": "above FedAvg, points"}
+    found = next(
+        (kind for word, kind in kinds.items() if word in said),
+        "at least as good as sharing 5 and 10 % of the data, points",
+    )
+    return found
+
+
 def _better(name: str, row: dict[str, Cell]) -> Iterator[Claim]:
     """Clipping against none, method by method."""
     for label, cell in row.items():
         plain = row.get(label.removeprefix(CLIPPED))
         if plain is not None and plain is not cell and plain.final is not None and cell.final is not None:
-            near = _within(cell.final - plain.final, cell, plain) + _rising(cell, plain)
+            near = within(cell.final - plain.final, cell, plain) + rising(cell, plain)
             said = f"{name}: {label} above {plain.entry.label}: {cell.final:.2f} and {plain.final:.2f} %{near}"
-            yield _line(said, cell.final > plain.final, cell, plain)
+            yield judged(said, cell.final > plain.final, cell, plain)
 
 
 def _loss(row: Sequence[Cell]) -> Iterator[Claim]:
@@ -117,12 +115,14 @@ def _loss(row: Sequence[Cell]) -> Iterator[Claim]:
         return
     allowed = few.paper - many.paper
     said = f"{many.entry.cell}: {OURS} loses at most the paper's {allowed:.1f} points against {few.entry.cell}"
+    about = f"{OURS} loses little with many clients, points"
     if many.final is not None:
         lost = few.final - many.final
-        near = _seeds(many) + _within(lost - allowed, few, many) + _rising(many)
-        yield _line(f"{said}: it loses {lost:.1f}{near}", lost <= allowed + 1e-9, few, many)
+        near = seeds(many) + within(lost - allowed, few, many) + rising(many)
+        numbers = {"about": about, "theirs": f"{allowed:.1f}", "ours": f"{lost:.1f}"}
+        yield judged(f"{said}: it loses {lost:.1f}{near}", lost <= allowed + 1e-9, few, many, **numbers)
     elif many.superseded:
-        yield Claim(f"{said}, cannot be said: {many.text()}", None)
+        yield Claim(f"{said}, undetermined: {many.text()}", None, about)
 
 
 def _influence(found: dict[str, dict[str, Cell]]) -> Iterator[Claim]:
@@ -137,11 +137,17 @@ def _influence(found: dict[str, dict[str, Cell]]) -> Iterator[Claim]:
     if few is None or many is None or few_base is None or many_base is None:
         return
     gains, cell = (many - few, many_base - few_base), ours[0].entry.cell
-    near = _within(gains[0] - gains[1], *ends) + _rising(*ends)
+    near = within(gains[0] - gains[1], *ends) + rising(*ends)
     said = (
         f"{cell}: fewer labels cost {OURS} less than {BASE}: up to {ours[-1].entry.cell}, {OURS} gains {gains[0]:.1f} "
     )
-    yield _line(f"{said}and {BASE} {gains[1]:.1f} points{near}", gains[0] < gains[1], *ends)
+    theirs = [one.paper or 0.0 for one in ends]
+    numbers = {
+        "about": f"fewer labels cost {OURS} less than {BASE}, points",
+        "theirs": f"{theirs[1] - theirs[0]:.1f} and {theirs[3] - theirs[2]:.1f}",
+        "ours": f"{gains[0]:.1f} and {gains[1]:.1f}",
+    }
+    yield judged(f"{said}and {BASE} {gains[1]:.1f} points{near}", gains[0] < gains[1], *ends, **numbers)
 
 
 def _fewer_rounds(row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
@@ -160,10 +166,14 @@ def _fewer_than(ours: Cell, base: Cell, dataset: str) -> Iterator[Claim]:
         claim = f"{ours.entry.cell}: {SECOND_ORDER} reaches {part} {target:g} % in fewer rounds than {base.entry.label}"
         mixed = OVERLAP if _overlap(*pair) else ""
         said = f"{claim}: {_rounds(pair, ' and ')}{mixed}"
+        about = f"{SECOND_ORDER} needs fewer rounds than {base.entry.label}"
+        theirs = " and ".join(str(stated("optimisers", one.entry.cell, one.entry.label)[1]) for one in (ours, base))
+        own = f"{_rounds(pair, ' and ', '')} ({part} {target:g} %)"
         if min(map(median, pair)) == float("inf"):
-            yield Claim(f"{said}, cannot be said", None)
+            yield Claim(f"{said}, undetermined", None, about, theirs, own)
         else:
-            yield _line(said, median(pair[0]) < median(pair[1]), ours, base)
+            numbers = {"about": about, "theirs": theirs, "ours": own}
+            yield judged(said, median(pair[0]) < median(pair[1]), ours, base, **numbers)
 
 
 def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
@@ -177,17 +187,21 @@ def _steps(name: str, row: dict[str, Cell], dataset: str) -> Iterator[Claim]:
     )
     apart = max(finals) - min(finals)
     claim = f"{name}: the same final accuracy, within {SAME:g} point and with one step size ({said})"
-    yield _line(f"{claim}{_rising(*order)}", apart <= SAME, *order)
+    axis = name.split("-")[-1].replace("batch", "batch size")
+    about = f"{OURS} ends at the same accuracy, whatever the {axis}"
+    yield judged(f"{claim}{rising(*order)}", apart <= SAME, *order, about=about, theirs="figure", ours=said)
     firsts = [cell.first_rounds("test_accuracy", goal) for cell in order]
     middles = [median(one) for one in firsts]
     later = all(a <= b for a, b in pairwise(middles)) and middles[0] < middles[-1]
     said = f"{name}: fewer local steps, slower convergence: {goal:g} % after rounds {_rounds(firsts, ', ')}"
-    yield _line(said, later, *order)
+    about = f"{OURS} converges later with fewer local steps: {axis}"
+    own = f"{goal:g} % after rounds {_rounds(firsts, ', ', '')}"
+    yield judged(said, later, *order, about=about, theirs="figure", ours=own)
 
 
-def _rounds(firsts: Sequence[Sequence[float]], between: str) -> str:
+def _rounds(firsts: Sequence[Sequence[float]], between: str, after: str = " (medians of the seeds)") -> str:
     middles = [median(one) for one in firsts]
-    return between.join(f"{one:g}" if one < float("inf") else "never" for one in middles) + " (medians of the seeds)"
+    return between.join(f"{one:g}" if one < float("inf") else "never" for one in middles) + after
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -199,32 +213,3 @@ def work(entry: Entry) -> float:
     inner = innermost(entry.config["algorithm"])
     size = inner["batch_size"] if isinstance(inner["batch_size"], int) else 1e9  # all: one step an epoch
     return float(inner["epochs"] / size)
-
-
-def _within(difference: float, *cells: Cell) -> str:
-    """Says so if a difference, in points, is no larger than two standard deviations of the seeds."""
-    wide = [100 * stdev(values) for cell in cells if len(values := cell.values("final_accuracy")) > 1]
-    return WITHIN if wide and abs(difference) <= 2 * max(wide) else ""
-
-
-def _seeds(cell: Cell) -> str:
-    """Every seed's number, where they are far apart."""
-    finals = [100 * value for value in cell.values("final_accuracy")]
-    far = len(finals) > 1 and stdev(finals) > FAR
-    return f" (seeds {', '.join(f'{final:.1f}' for final in finals)})" if far else ""
-
-
-def _rising(*cells: Cell) -> str:
-    """Says whose curves have not come to their end."""
-    found = ", ".join(cell.entry.label.removeprefix(f"{OURS}, ") for cell in cells if cell.rises())
-    return f", still rising: {found}" if found else ""
-
-
-def _line(claim: str, holds: bool, *cells: Cell) -> Claim:
-    there, all_ = min(len(cell.lines) for cell in cells), len(cells[0].entries)
-    less = [f"{there} of {all_} seeds"] if there < all_ else []
-    less += dict.fromkeys(cell.entry.cut for cell in cells if cell.entry.cut)
-    so_far = f" (so far, {', '.join(less)})" if less else ""
-    lost = sum(len(cell.lines) - len(cell.good) for cell in cells)
-    verdict = f"cannot be said: {lost} runs diverged" if lost else "holds" if holds else "does not hold"
-    return Claim(f"{claim}, {verdict}{so_far}", None if lost else holds)

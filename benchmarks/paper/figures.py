@@ -19,6 +19,7 @@ SMOOTHED = 10  # rounds, as in the paper's figure of batch sizes
 TEST_ACCURACY = ("noniid", "sharing", "clients")  # the tables in which the paper states it
 FEW = 20  # rounds, up to which each has a mark
 CHARACTERS = 13  # of the title to an inch
+Rows = dict[str, dict[str, Cell]]  # label -> cell name -> its runs
 
 
 def draw(entries: Sequence[Entry], store: Store, path: Path) -> Path | None:
@@ -28,35 +29,58 @@ def draw(entries: Sequence[Entry], store: Store, path: Path) -> Path | None:
     except ImportError:
         return None
     rows = cells(entries, store)
-    names = [
-        name
-        for name in dict.fromkeys(entry.cell for entry in entries)
-        if any(_lines(row, name) for row in rows.values())
-    ]
-    if not names:
+    grid = panels(entries, rows)
+    if not grid:
         return None
-    figure = Figure(figsize=(1 + 4.2 * len(names), 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        window = SMOOTHED if entries[0].experiment == "batch-epochs" else 1
-        curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
-        stated = {label: rows[label][name].paper for label in curves} if entries[0].experiment in TEST_ACCURACY else {}
-        shown = [
-            _curve(axes, _named(label, rows[label][name]), lines, window, stated.get(label))
-            for label, lines in curves.items()
-        ]
-        mean = f", mean of {window} rounds" if window > 1 else ""
-        axes.set(
-            title=title(name), xlabel="round", ylabel=f"test accuracy, %{mean}", ylim=limits(np.concatenate(shown))
-        )
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+    wide = max(map(len, grid))
+    figure = Figure(figsize=(1 + 4.2 * wide, 0.4 + 3.2 * len(grid)), layout="constrained")
+    for line, names in zip(figure.subplots(len(grid), wide, squeeze=False), grid, strict=True):
+        for axes, name in zip(line, names, strict=False):
+            _panel(axes, name, rows, entries)
+        for axes in line[len(names) :]:
+            axes.set_axis_off()
     dotted = "; dotted: where the paper ends" if entries[0].experiment in TEST_ACCURACY else ""
-    what = f"{paper()['titles'][entries[0].experiment]}, {paper()['datasets'][entries[0].dataset]}"
+    data = dict.fromkeys(paper()["datasets"][entry.dataset] for entry in entries)
+    what = f"{paper()['titles'][entries[0].experiment]}{f', {next(iter(data))}' if len(data) == 1 else ''}"
     figure.suptitle(fill(what + dotted, int(CHARACTERS * figure.get_figwidth())), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
+
+
+def panels(entries: Sequence[Entry], rows: Rows) -> list[list[str]]:
+    """Cells with results, a line of panels per data set; one line if no data set has two."""
+    by_data: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        if any(_lines(row, entry.cell) for row in rows.values()):
+            by_data.setdefault(entry.dataset, {})[entry.cell] = None
+    grid = [list(names) for names in by_data.values()]
+    return (
+        grid if any(len(names) > 1 for names in grid) else [[name for names in grid for name in names]] if grid else []
+    )
+
+
+def _panel(axes: Any, name: str, rows: Rows, entries: Sequence[Entry]) -> None:
+    experiment = entries[0].experiment
+    window = SMOOTHED if experiment == "batch-epochs" else 1
+    curves = {label: lines for label, row in rows.items() if (lines := _lines(row, name))}
+    stated = {label: rows[label][name].paper for label in curves} if experiment in TEST_ACCURACY else {}
+    shown = [
+        _curve(axes, _named(label, rows[label][name]), lines, window, stated.get(label))
+        for label, lines in curves.items()
+    ]
+    mean = f", mean of {window} rounds" if window > 1 else ""
+    data, part = paper()["datasets"].get(name.split("-")[0], ""), title(name)
+    several = len({entry.dataset for entry in entries}) > 1 and part != data
+    axes.set(
+        title=f"{data}, {part}" if several else part,
+        xlabel="round",
+        ylabel=f"test accuracy, %{mean}",
+        ylim=limits(np.concatenate(shown)),
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
 
 
 def _lines(row: dict[str, Cell], name: str) -> list[list[float]]:

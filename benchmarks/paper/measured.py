@@ -24,7 +24,7 @@ def details(entries: Sequence[Entry], store: Store) -> str:
             if not cell.lines and cell.superseded:
                 step = step_of(cell.superseded[0]["config"]["algorithm"])
                 rows.append(_measured(cell, label, f"{step}, before the line above was chosen", cell.earlier))
-    return markdown(["cell", "method", "setting", "rounds", "MB a round", "dropped", "s a round", "hardware"], rows)
+    return markdown(["cell", "method", "setting", "rounds", "MB per round", "dropped", "s per round", "hardware"], rows)
 
 
 def _measured(cell: Cell, label: str, setting: str, lines: Sequence[Line]) -> list[str]:

@@ -1,0 +1,62 @@
+"""docs/results-superseded.md: runs that gave way to others, and runs that fell."""
+
+from __future__ import annotations
+
+from fedge.sweep import Entry, Store
+from fedge.sweep.entries import step_of
+
+from . import measured
+from .claims import claims
+from .places import paper
+from .runs import Runs
+from .tuned import dips, falls
+
+TEXT = """\
+# Superseded runs, and runs that fell
+
+{note} [The results](results.md) themselves are on their own page.
+
+A setting with which a run of any seed diverges gives way to the next best: too few uploads of a round are finite or, in
+100 rounds or more, its last accuracy is below half of its best. (Some dropped uploads alone are no divergence.) That is
+the one decision in which the test set has a say.
+
+These runs fell (trials of the tuning apart):
+
+{falls}
+
+These fell below nine tenths of their best after round 50, and not for good or not so far. They are no divergence by the
+rule above, and count:
+
+{dips}
+
+## Run too, with settings that gave way
+
+Because a seed diverged, or because tuning for the cell itself, on held-out data and after 120 rounds, chose another.
+
+{others}
+"""
+
+
+def superseded(runs: Runs, store: Store, note: str) -> str:
+    parts = []
+    for name, groups in runs.items():
+        for group in groups:
+            if rest := measured.others(group, store):
+                parts += [f"### {name}, {paper()['datasets'][group[0].dataset]}", rest, *_if_better(group, store)]
+    return TEXT.format(note=note, falls=falls(store), dips=dips(store), others="\n\n".join(parts) or "Nothing so far.")
+
+
+def _if_better(runs: list[Entry], store: Store) -> list[str]:
+    """Which settings would have been better on the test set, and what would be said with them."""
+    better = measured.better(runs, store)
+    if better == runs:
+        return []
+    claimed = {claim.said for claim in claims(runs, store)}
+    said = [claim.said for claim in claims(better, store) if claim.said not in claimed]
+    found = dict.fromkeys(
+        f"{new.cell}, {new.label}, {step_of(new.config['algorithm'])}"
+        for old, new in zip(runs, better, strict=True)
+        if new.key != old.key
+    )
+    intro = f"Better on the test set than what was chosen, as is seen only afterwards: {'; '.join(found)}. With it:"
+    return [intro, "\n".join(f"- {line}" for line in said)]
