@@ -86,6 +86,9 @@ class Task:
     `remembers` names parts that `finish` returns beside the upload. They never travel: the client finds them again,
     beside what it is sent, in all tasks that name them, in this round and in later ones. One that has none yet gets
     what `first` makes of what was sent. A result that is not finite is not remembered.
+
+    `losses` names parts of a few numbers in which a huge one is honest: it says that a candidate is bad. They are not
+    compared with the other clients' and dropped, as uploads are, but limited (`fedge.engine.uploads.sizes`).
     """
 
     start: Callable[[Payload], Carry]
@@ -105,6 +108,7 @@ class Task:
     codec: Codec | None = None
     heaviest: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> largest weights, [J]
     feedback: bool = False  # what the codec left out of one upload is added to the client's next one
+    losses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.codec is not None and not isinstance(self.codec, Codec):

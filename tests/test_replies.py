@@ -353,3 +353,108 @@ def test_rows_that_cannot_be_decoded_are_refused_as_those_of_a_wrong_shape_are(r
         found.append(run)
     assert "cannot be decoded" in found[0].history[0]["dropped"][0]["reason"]
     assert close(found[0].params, found[1].params) == 0
+
+
+# Uploads of few numbers alone: tiny models, and losses at candidates
+
+
+def tiny_model() -> torch.nn.Module:
+    small = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)).double()
+    assert sum(p.numel() for p in small.parameters()) < 64
+    return small
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["simulator", "loop-back"])
+@pytest.mark.parametrize("make", [fedge.FedAvg, fedge.FedNova])
+def test_a_tiny_model_is_compared_as_a_large_one_is(kind: int, make) -> None:
+    federation, algorithm = ragged(toy_data()), make(tiny_model(), epochs=1)
+    run = fedge.train(algorithm, federation, rounds=2, link=huge(1e30)[kind](algorithm, federation))
+    assert [[d["client"] for d in record["dropped"]] for record in run.history] == [[2]] * 2
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1e3
+
+
+def test_a_tiny_update_is_compared_with_updates_and_not_with_the_counter_beside_it() -> None:
+    """FedNova's counter is 1 or more: an update of 900 would pass beside it."""
+    federation, algorithm = ragged(toy_data()), fedge.FedNova(tiny_model(), lr=1e-3, epochs=1)
+    link = Tampering(algorithm, federation)
+    link.faults = {
+        2: lambda u, w: (u | {"direction": {n: torch.full_like(v, 900.0) for n, v in u["direction"].items()}}, w)
+    }
+    run = fedge.train(algorithm, federation, rounds=1, link=link)
+    assert [drop["client"] for drop in run.history[0]["dropped"]] == [2]
+
+
+class LossLiar(Loopback):
+    """Client 2 says these losses, whatever the candidates are worth."""
+
+    lie: tuple[float, ...] = ()
+
+    def client(self, client, at, ask, request):
+        answer = wire.decode(super().client(client, at, ask, request))
+        if client == 2 and ask.tasks == ("losses",):
+            for uploads in answer.values():
+                for upload, _ in uploads:
+                    upload["losses"]["at"] = torch.tensor(self.lie, dtype=upload["losses"]["at"].dtype)
+        return wire.encode(answer)
+
+
+@pytest.mark.parametrize("lie", [(0.0, -1e38), (1e30, 0.0), (3e38, -3e38), (float("inf"), float("-inf"))])
+def test_one_liar_does_not_choose_a_candidate_that_overflows(lie: tuple[float, float]) -> None:
+    """A step of 1e38 overflows at everybody; one client says that it is the best, and the others' word counts."""
+    federation = ragged(toy_data())
+    algorithm = fedge.FisherLBFGS(toy_model(), source="gradient", candidates=(1.0, 1e38))
+    link = LossLiar(algorithm, federation)
+    link.lie = lie
+    run = fedge.train(algorithm, federation, rounds=2, link=link)
+    plain = fedge.train(algorithm, federation, rounds=2)
+    assert all(record["dropped"] == [] for record in run.history)
+    assert close(run.params, plain.params) < 1e-12
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+def test_losses_that_overflow_at_some_clients_do_not_cost_them_their_say(chunk: int | None) -> None:
+    """The limits are those of the whole cohort, whatever the order and the chunks."""
+    data = toy_data()
+    federation = ragged(data)
+    data.train_x[federation.examples(3)] *= 1e6  # at this client alone a long step is absurd
+    algorithm = fedge.FisherLBFGS(toy_model(), lr=1e-9, source="gradient", candidates=(1.0, 1e6))
+    runs = [
+        fedge.train(algorithm, federation, rounds=2, link=Simulator(algorithm, federation, chunk=chunk)),
+        fedge.train(algorithm, federation, rounds=2, link=Loopback(algorithm, federation)),
+    ]
+    assert all(not [d for d in r["dropped"] if d["task"] == "losses"] for run in runs for r in run.history)
+    assert close(runs[0].params, runs[1].params) < 1e-10
+
+
+def test_liars_that_are_asked_first_do_not_set_what_is_usual() -> None:
+    """Three of seven, and the first three in the order asked: the median is that of everybody."""
+
+    class First(Loopback):
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            for uploads in answer.values() if client < 3 else ():
+                for upload, _ in uploads:
+                    upload["delta"] = {name: torch.full_like(leaf, 1e30) for name, leaf in upload["delta"].items()}
+            return wire.encode(answer)
+
+    algorithm, federation = fedge.FedAvg(large_model(), lr=0.1, epochs=1), ragged(toy_data())
+    run = fedge.train(algorithm, federation, rounds=1, link=First(algorithm, federation))
+    assert sorted(drop["client"] for drop in run.history[0]["dropped"]) == [0, 1, 2]
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1e3
+
+
+def test_an_absurd_upload_among_zeros_is_found() -> None:
+    """Most clients send nothing, so the median is 0: the others are compared with each other."""
+
+    class Mostly(Loopback):
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            size = {1: 1e30, 2: 0.1, 3: 0.2}.get(client, 0.0)
+            for uploads in answer.values():
+                for upload, _ in uploads:
+                    upload["delta"] = {name: torch.full_like(leaf, size) for name, leaf in upload["delta"].items()}
+            return wire.encode(answer)
+
+    algorithm, federation = fedge.FedAvg(large_model(), lr=0.1, epochs=1), ragged(toy_data())
+    run = fedge.train(algorithm, federation, rounds=1, link=Mostly(algorithm, federation))
+    assert [drop["client"] for drop in run.history[0]["dropped"]] == [1]

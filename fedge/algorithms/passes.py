@@ -63,7 +63,7 @@ def losses_at(model: Model, points: Callable[[Payload], list[Params]]) -> Task:
         mean = torch.nan_to_num(carry / examples, nan=_HUGE, posinf=_HUGE, neginf=_HUGE)
         return {"losses": {"at": mean.clamp(max=_HUGE)}}, examples.float()
 
-    return Task(start, step, finish, batch_size=PASS_BATCH)
+    return Task(start, step, finish, batch_size=PASS_BATCH, losses=("losses",))
 
 
 def lowest(losses: Tensor, points: list[Params], weight_decay: float) -> int:

@@ -88,7 +88,7 @@ class MessageLink(BaseLink):
         for collector in collectors:
             collector.heard({client for client in requests if mail[client].lost is None})
         for client in requests:  # in the order asked, not in that of arrival: sums must not depend on it
-            self._take(client, requests[client], mail[client], collectors)
+            self._take(client, requests[client], mail.pop(client), collectors)
         for collector in collectors:
             collector.settle()
         self.void(at, [job for collector in collectors for job in collector.bad])
@@ -106,7 +106,7 @@ class MessageLink(BaseLink):
         tasks = named(self.tasks, ask)
         named_tasks = dict(zip(ask.tasks, tasks, strict=True))
         limits = Limits(named_tasks, self.directory.sizes, self.max_weight, self.max_share)
-        intake = Intake(ask, tasks[0], limits, self.max_ratio)
+        intake = Intake(ask, tasks[0], limits, self.max_ratio, wait=True)
         collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), intake)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)

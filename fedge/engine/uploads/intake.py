@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from bisect import insort
 from typing import NamedTuple
 
 import torch
@@ -15,8 +13,8 @@ from fedge.engine.clients.directory import Jobs
 from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.uploads import checks
-from fedge.engine.uploads.coding import is_coded
 from fedge.engine.uploads.limits import Limits
+from fedge.engine.uploads.sizes import Losses, Usual, sizes
 from fedge.engine.uploads.stacking import Stack
 from fedge.engine.uploads.streaming import Sums
 
@@ -44,32 +42,32 @@ class Held(NamedTuple):
 class Intake:
     """Takes in uploads chunk by chunk; one that is far larger than the cohort's median is held back, then dropped.
 
-    The size of an upload is its largest magnitude: of its parts with at least 64 numbers, and apart from them of the
-    others beside them (counters). More than `max_ratio` times the lower median of all uploads of the ask is
-    refused, where for the others a median below 1 counts as 1: one client can then not make the model overflow. What
-    may turn out to be so, and the first few, are held until all are there, so the outcome does not depend on the order.
+    More than `max_ratio` times what is usual (`fedge.engine.uploads.sizes`) is refused: one client can then not make
+    the model overflow. What may turn out to be so, and the first few, are held until all are there; with `wait` all
+    are, so that nothing depends on the order.
     """
 
-    def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None) -> None:
-        self.total, self.limits, self.max_ratio = new_total(ask, task), limits, max_ratio
-        self._sizes: list[list[float]] = []  # two per task, ascending
+    def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None, wait: bool = False) -> None:
+        self.total, self.limits = new_total(ask, task), limits
+        self.max_ratio, self.wait = None if ask.combine.bounds else max_ratio, wait
+        self._usual, self._losses = Usual(), Losses()
         self._held: list[Held] = []
-        if ask.combine.bounds:
-            self.max_ratio = None
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         if not uploads:  # private tasks alone
             return [], []
-        if self.max_ratio is None or not any(_parted(upload)[0] for upload, _ in uploads.values()):
+        if self.max_ratio is None:
             return add_good(self.total, jobs, positions, uploads, self.limits)
-        sizes = [size for upload, _ in uploads.values() for size in _sizes(upload)]
-        self._note(sizes)
-        doubt = [self._doubtful(job) for job in zip(*sizes, strict=True)]
+        found = [size for name, (upload, _) in uploads.items() for size in sizes(upload, self._parts(name))]
+        self._usual.note(found)
+        few = self.wait or self._usual.count < FIRST
+        doubt = [few or self._usual.beyond(job, self.max_ratio / SURE) is not None for job in zip(*found, strict=True)]
+        doubt = [one or more for one, more in zip(doubt, self._loud(uploads), strict=True)]
+        whole = Held(jobs, positions, uploads, found)
         if not any(doubt):
-            return add_good(self.total, jobs, positions, uploads, self.limits)
-        self._held.append(_chosen(Held(jobs, positions, uploads, sizes), doubt))
-        rest = _chosen(Held(jobs, positions, uploads, sizes), [not one for one in doubt])
-        return self._add(rest)
+            return self._add(whole)
+        self._held.append(_chosen(whole, doubt))
+        return self._add(_chosen(whole, [not one for one in doubt]))
 
     def close(self) -> Refused:
         """What was held back, now that all is known."""
@@ -81,71 +79,46 @@ class Intake:
                 if reason is not None:
                     dropped.append(Drop(client, names[reason[0]], reason[1]))
                     bad.append((client, row))
-            more = self._add(_chosen(held, [reason is None for reason in reasons]))
+            more = self._add(self._limited(_chosen(held, [reason is None for reason in reasons])))
             dropped, bad = dropped + more[0], bad + more[1]
+        self._held = []
         return dropped, bad
+
+    def _parts(self, task: str) -> tuple[str, ...]:
+        return self.limits.tasks[task].losses
+
+    def _loud(self, uploads: dict[str, Upload]) -> list[bool]:
+        """Which jobs hold a loss that may have to be limited."""
+        assert self.max_ratio is not None
+        found: list[list[bool]] = []
+        for name, (upload, weight) in uploads.items():
+            losses = self._parts(name)
+            noted = self._losses.note(name, upload, losses, self.max_ratio).tolist() if losses else None
+            found.append(noted or [False] * len(weight))
+        return [any(job) for job in zip(*found, strict=True)]
 
     def _add(self, some: Held) -> Refused:
         if not len(some.jobs.clients):
             return [], []
         return add_good(self.total, some.jobs, some.positions, some.uploads, self.limits)
 
-    def _note(self, sizes: list[list[float]]) -> None:
-        self._sizes = self._sizes or [[] for _ in sizes]
-        for known, new in zip(self._sizes, sizes, strict=True):
-            for size in new:
-                if math.isfinite(size):
-                    insort(known, size)
-
-    def _doubtful(self, job: tuple[float, ...]) -> bool:
+    def _limited(self, some: Held) -> Held:
+        """The same uploads with losses that are within the limits; those that were not held are."""
         assert self.max_ratio is not None
-        few = len(self._sizes[0]) < FIRST if self._sizes else True
-        return few or any(
-            math.isfinite(size) and size * SURE > self.max_ratio * _usual(place, known)
-            for place, (size, known) in enumerate(zip(job, self._sizes, strict=True))
-        )
+        uploads = {
+            name: (self._losses.limited(name, upload, self._parts(name), self.max_ratio), weight)
+            for name, (upload, weight) in some.uploads.items()
+        }
+        return some._replace(uploads=uploads)
 
     def _reason(self, job: tuple[float, ...]) -> tuple[int, str] | None:
         """Of which task an upload is too large, and how; None if it is not."""
         assert self.max_ratio is not None
-        for place, (size, known) in enumerate(zip(job, self._sizes, strict=True)):
-            usual = _usual(place, known)
-            if math.isfinite(size) and usual and size > self.max_ratio * usual:
-                return (
-                    place // 2,
-                    f"its largest number is {size:.3g}, over {self.max_ratio:g} times the usual {usual:.3g}",
-                )
-        return None
-
-
-def _sizes(upload: Payload) -> tuple[list[float], list[float]]:
-    """The largest magnitude in every job's upload: of its large parts, and of its small ones."""
-    large, small = _parted(upload)
-    beside = small if large else []  # losses alone may differ by any factor
-    found = torch.stack([_largest(large, upload), _largest(beside, upload)]).tolist()
-    return found[0], found[1]
-
-
-def _parted(upload: Payload) -> tuple[list[Tensor], list[Tensor]]:
-    """The leaves of parts with at least 64 numbers, and those of the others."""
-    large, small = list[Tensor](), list[Tensor]()
-    for part in upload.values():
-        (large if is_coded(tree.take(part, 0)) else small).extend(part.values())
-    return large, small
-
-
-def _largest(leaves: list[Tensor], upload: Payload) -> Tensor:
-    """[J] in double precision; zeros without leaves."""
-    if leaves:
-        return torch.stack([checks.largest(leaf).double() for leaf in leaves]).amax(0)
-    like = next(iter(next(iter(upload.values())).values()))
-    return torch.zeros(len(like), dtype=torch.double, device=like.device)
-
-
-def _usual(place: int, ordered: list[float]) -> float:
-    """The lower median, so that one of two cannot raise it; small parts, at odd places, may all be near 0."""
-    median = ordered[(len(ordered) - 1) // 2] if ordered else 0.0
-    return max(median, 1.0) if place % 2 else median
+        found = self._usual.beyond(job, self.max_ratio)
+        if found is None:
+            return None
+        task, size, usual = found
+        return task, f"its largest number is {size:.3g}, over {self.max_ratio:g} times the usual {usual:.3g}"
 
 
 def _chosen(some: Held, flags: list[bool]) -> Held:

@@ -1,0 +1,136 @@
+"""How large uploads are, what is usual in a cohort, and which numbers are far beyond it.
+
+The size of an upload is its largest magnitude: of its large parts, those with at least 64 numbers (or the largest one
+there is), and apart from them of the small ones beside these, such as counters. What is usual is the lower median over
+the uploads of an ask, so that one of two cannot raise it. It is taken among those that are not 0 if most are, and for
+small parts it is at least 1.
+
+Losses at candidates (`Task.losses`) are no measure of a client: a candidate may overflow at one client alone. A number
+that is far beyond the median of its place, or not finite, counts for so much that the candidate is not chosen:
+
+    l_j  ->  ratio * max(1, median_j)  at most,  -ratio * max(1, min_i |median_i|)  at least
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+
+import torch
+from torch import Tensor
+
+from fedge.core import Params, Payload
+from fedge.engine.uploads import checks
+from fedge.engine.uploads.coding import SMALL
+from fedge.engine.uploads.streaming import sum_type
+
+HEAVY = 1e7  # no weight is as large: sums of limited losses do not overflow
+Sizes = tuple[float, ...]  # two per task, of its large and its small parts
+
+
+class Usual:
+    """The sizes of the uploads of an ask so far."""
+
+    def __init__(self) -> None:
+        self._known: list[list[float]] = []  # two per task, ascending
+
+    @property
+    def count(self) -> int:
+        return len(self._known[0]) if self._known else 0
+
+    def note(self, sizes: list[list[float]]) -> None:
+        """More uploads: two lists per task, by job."""
+        self._known = self._known or [[] for _ in sizes]
+        for known, new in zip(self._known, sizes, strict=True):
+            for size in new:
+                if math.isfinite(size):
+                    insort(known, size)
+
+    def beyond(self, job: Sizes, ratio: float) -> tuple[int, float, float] | None:
+        """(task, size, what is usual) of the first size of an upload that is over `ratio` times the usual one."""
+        for place, (size, known) in enumerate(zip(job, self._known, strict=True)):
+            usual = _usual(place, known)
+            if math.isfinite(size) and usual and size > ratio * usual:
+                return place // 2, size, usual
+        return None
+
+
+def _usual(place: int, ordered: list[float]) -> float:
+    median = _lower(ordered) or _lower(ordered[bisect_right(ordered, 0.0) :])
+    return max(median, 1.0) if place % 2 else median
+
+
+def _lower(ordered: list[float]) -> float:
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+
+
+def sizes(upload: Payload, losses: tuple[str, ...]) -> tuple[list[float], list[float]]:
+    """The largest magnitude in every job's upload: of its large parts, and of its small ones."""
+    found = torch.stack([_largest(leaves, upload) for leaves in _parted(upload, losses)]).tolist()
+    return found[0], found[1]
+
+
+def _parted(upload: Payload, losses: tuple[str, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """The leaves of the large parts, and those of the others; losses are in neither."""
+    parts = {name: part for name, part in upload.items() if name not in losses}
+    numbers = {name: _numbers(part) for name, part in parts.items()}
+    least = min(SMALL, max(numbers.values(), default=SMALL))
+    large, small = list[Tensor](), list[Tensor]()
+    for name, part in parts.items():
+        (large if numbers[name] >= max(1, least) else small).extend(part.values())
+    return large, small
+
+
+def _numbers(part: Params) -> int:
+    """How many numbers of one client a part has; whole numbers are counters."""
+    floats = all(leaf.is_floating_point() for leaf in part.values())
+    return sum(leaf[0].numel() for leaf in part.values()) if floats else 0
+
+
+def _largest(leaves: list[Tensor], upload: Payload) -> Tensor:
+    """[J] in double precision; zeros without leaves."""
+    if leaves:
+        return torch.stack([checks.largest(leaf).double() for leaf in leaves]).amax(0)
+    like = next(iter(next(iter(upload.values())).values()))
+    return torch.zeros(len(like), dtype=torch.double, device=like.device)
+
+
+class Losses:
+    """The losses of an ask so far, by task and part; they are few numbers per client."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], list[Params]] = {}
+
+    def note(self, task: str, upload: Payload, losses: tuple[str, ...], ratio: float) -> Tensor:
+        """Keep those of some jobs; which of these hold a number that may be beyond the limits, [J]."""
+        like = next(iter(next(iter(upload.values())).values()))
+        doubtful = torch.zeros(len(like), dtype=torch.bool, device=like.device)
+        for name in losses:
+            part = upload.get(name, {})
+            self._seen.setdefault((task, name), []).append(part)
+            for leaf in part.values():
+                doubtful |= ~(leaf.reshape(len(leaf), -1).abs() <= ratio).all(1)  # NaN is
+        return doubtful
+
+    def limited(self, task: str, upload: Payload, losses: tuple[str, ...], ratio: float) -> Payload:
+        """An upload whose losses are within the limits."""
+        found = dict(upload)
+        for name in losses:
+            if name in upload:
+                seen = self._seen[task, name]
+                found[name] = {
+                    key: _within(leaf, torch.cat([part[key] for part in seen]), ratio)
+                    for key, leaf in upload[name].items()
+                }
+        return found
+
+
+def _within(leaf: Tensor, everybody: Tensor, ratio: float) -> Tensor:
+    """[J, ...] between the limits that all jobs' numbers [C, ...] set, place by place; what is not finite is bad."""
+    most = min(torch.finfo(leaf.dtype).max, torch.finfo(sum_type(leaf)).max / len(everybody) / HEAVY)
+    finite = torch.nan_to_num(everybody.double(), nan=torch.inf, neginf=torch.inf)
+    median = finite.sort(0).values[(len(finite) - 1) // 2].abs()
+    high = (ratio * median.clamp(min=1.0)).clamp(max=most)
+    low = -(ratio * median.amin().clamp(min=1.0)).clamp(max=most)
+    bad = torch.nan_to_num(leaf.double(), nan=torch.inf, neginf=torch.inf)
+    return torch.maximum(torch.minimum(bad, high), low).to(leaf.dtype)
