@@ -19,13 +19,16 @@ from fedge.core import Algorithm, Ask, At, Params, Progress, S, drive
 from fedge.engine import Engine, RankError, TooFewReplies
 from fedge.engine.links.base_link import Around, BaseLink, Replies
 from fedge.engine.links.nobody import Nobody, NobodyDrawn
+from fedge.engine.uploads import checks
 from fedge.evaluate import Judge
 from fedge.federation import Federation
 from fedge.handle import parameters
 from fedge.hooks import Observe, Until
 from fedge.keys import COHORT, choose, fold
 from fedge.runs.folder import RunFolderError
+from fedge.runs.health import is_evaluated
 from fedge.runs.log import About, Log, describe, open_log
+from fedge.runs.record import record_of
 from fedge.runs.run import Record, Run
 
 Draw = Callable[[At], Tensor]
@@ -200,7 +203,7 @@ class Training(Generic[S]):
                 break
             before = len(run.ledger)
             try:
-                record = one_round(run, link, self.seed, number, self.draw, self.size)
+                record = self.one(run, link, number, last)
             except (Stop, TooFewReplies, RankError) as end:
                 del run.ledger.rows[before:]
                 run.stopped = True
@@ -210,17 +213,32 @@ class Training(Generic[S]):
                     self.end(run)
                 if isinstance(end, RankError):
                     raise
-                raise TooFewReplies(f"round {number}: {end}") from end
+                raise TooFewReplies(f"round {number}: {end}{run.way_back}", end.dropped) from end
             self._record(run, record, number == last, run.ledger.rows[before:])
         self.enough(run)
         self.end(run)
+
+    def one(self, run: Run[S], link: Interruptible, number: int, last: int) -> Record:
+        """A round; one without enough good uploads leaves the state as it is, unless too many before it did so."""
+        begin, before = time.perf_counter(), len(run.ledger)
+        try:
+            return one_round(run, link, self.seed, number, self.draw, self.size)
+        except TooFewReplies as end:
+            good = next((at for at, one in enumerate(reversed(run.history)) if "skipped" not in one), None)
+            row = len(run.history) if good is None else good
+            if not end.dropped or row + 1 >= checks.IN_A_ROW or (good is None and number == last):
+                raise
+            self.link.abandon(number)
+            link.progress.dropped += end.dropped
+            about = record_of(run, self.link, link.progress, number, run.ledger.rows[before:], begin)
+            return about | {"skipped": str(end) if "cohort" in about else "too few good uploads"}
 
     def enough(self, run: Run[S]) -> bool:
         """Whether the user's function ends the run here; asked after evaluated rounds, of several processes by one."""
         if self.until is None or not run.history:
             return False
         group = self.link.runtime.group
-        run.ended = group.first(lambda: self._why(run) if _is_evaluated(run.history[-1]) else "")
+        run.ended = group.first(lambda: self._why(run) if is_evaluated(run.history[-1]) else "")
         return bool(run.ended)
 
     def _why(self, run: Run[S]) -> str:
@@ -243,10 +261,6 @@ class Training(Generic[S]):
             self.log.end(run)
 
 
-def _is_evaluated(record: Record) -> bool:
-    return "test_loss" in record
-
-
 def warm_up() -> None:
     """Let torch load what vmap and grad need, a second or two, before the first round is timed."""
     torch.func.vmap(torch.func.grad(torch.sum))(torch.zeros(1, 1))
@@ -262,11 +276,17 @@ class Interruptible(Around):
     def __init__(self, inner: BaseLink, stop: Callable[[], bool] | None) -> None:
         super().__init__(inner)
         self.stop = inner.stopping(stop)
+        self.progress = Progress()  # of the round so far
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         if self.stop():
             raise Stop
-        return self.inner.ask(at, asks, clients)
+        if at.phase == 0:
+            self.progress = Progress()
+        self.progress.cohort |= set(clients.tolist())
+        replies, dropped = self.inner.ask(at, asks, clients)
+        self.progress.dropped += dropped
+        return replies, dropped
 
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
         found = self.inner.advance(state, seed, round, size)
@@ -317,15 +337,4 @@ def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw, s
         torch.cuda.synchronize()
     check_finite(state)
     run.state = state
-    rows = run.ledger.rows[before:]
-    public = run.algorithm.privacy() is None  # else who took part is nobody's business
-    return {
-        "round": number,
-        **({"cohort": sorted(progress.cohort)} if public else {}),
-        "up_bytes": sum(row.up for row in rows),
-        "down_bytes": sum(row.down for row in rows),
-        "seconds": time.perf_counter() - begin,
-        "dropped": [drop._asdict() for drop in progress.dropped],
-        **run.algorithm.notes(run.state),
-        **link.notes(),
-    }
+    return record_of(run, link, progress, number, run.ledger.rows[before:], begin)

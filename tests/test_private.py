@@ -486,3 +486,46 @@ def test_runs_that_share_a_secret_do_not_share_their_noise(tmp_path: Path) -> No
     two, four = step(2.0), step(4.0)
     left = float((2 * two - four).std())
     assert left > float(two.std())  # the noises of both, not of none
+
+
+# -- what leaks beside the model
+
+
+def spoilt(federation: fedge.Federation, client: int) -> fedge.Federation:
+    federation.data.train_x[federation.examples(client)] = torch.nan  # after the data's own check
+    return federation
+
+
+def test_who_was_dropped_stands_in_the_log_and_not_in_the_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = fedge.train(noisy(fedavg(), 0.1), spoilt(ragged(toy_data()), 2), rounds=2, out=tmp_path / "run")
+    assert [record["dropped"] for record in run.history] == [[], []]
+    assert "client 2 dropped in 'train'" in caplog.text
+    assert '"client"' not in (tmp_path / "run/rounds.jsonl").read_text()
+
+
+@pytest.mark.parametrize("make", [fedavg, lambda: fedge.FedDANE(toy_model(), lr=0.1, epochs=1)])
+def test_bad_uploads_alone_are_as_nobody(make) -> None:
+    """A round in which all that came is bad releases noise, as one to which nobody was drawn."""
+    federation = ragged(toy_data())
+    for client in range(CLIENTS):
+        federation = spoilt(federation, client)
+    run = fedge.train(noisy(make(), 0.1), federation, rounds=2)
+    assert all("skipped" not in record for record in run.history)
+    assert run.history[1]["epsilon"] > run.history[0]["epsilon"]
+    start = fedge.train(noisy(make(), 0.1), federation, rounds=1)
+    assert close(run.params, start.params) > 0
+
+
+def test_the_sum_of_others_has_other_noise() -> None:
+    """A round that is done again without one client: the difference of the two must not be that client's upload."""
+    federation, clip = ragged(toy_data()), 0.5
+    algorithm = noisy(fedavg(), 50.0, clip=clip)
+    whole = step(algorithm, federation)
+    again = step(algorithm, federation)
+    less = step(algorithm, federation, link=Lossy(Simulator(algorithm, federation), {(1, "train", 2)}))
+    assert close(whole, again) == 0
+    gap = tree.sub(whole, less)
+    length = math.sqrt(float(tree.dot(gap, gap)))
+    assert length > 10 * clip / CLIENTS  # one client alone moves it by clip / expected at most

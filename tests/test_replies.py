@@ -458,3 +458,60 @@ def test_an_absurd_upload_among_zeros_is_found() -> None:
     algorithm, federation = fedge.FedAvg(large_model(), lr=0.1, epochs=1), ragged(toy_data())
     run = fedge.train(algorithm, federation, rounds=1, link=Mostly(algorithm, federation))
     assert [drop["client"] for drop in run.history[0]["dropped"]] == [1]
+
+
+# Rounds without enough good uploads
+
+
+@pytest.mark.parametrize("kind", [Simulator, Loopback])
+def test_a_cohort_of_one_whose_upload_is_bad_skips_the_round(kind, tmp_path: Path) -> None:
+    """The state stays as it was, the record says why, later rounds go on, and so does a resumed run."""
+    federation = ragged(toy_data())
+    federation.data.train_x[federation.examples(2)] = torch.nan
+    algorithm = fedge.SCAFFOLD(large_model(), lr=0.1, epochs=1)
+
+    def go(rounds: int, **options) -> fedge.Run:
+        link = kind(algorithm, federation)
+        return fedge.train(algorithm, federation, rounds=rounds, cohort=1, seed=1, link=link, **options)
+
+    run = go(12)
+    skipped = [record["round"] for record in run.history if "skipped" in record]
+    assert skipped == [record["round"] for record in run.history if record["cohort"] == [2]] != []
+    first = run.history[skipped[0] - 1]
+    assert [drop["client"] for drop in first["dropped"]] == [2]
+    assert "good uploads of 0 clients, 1 needed" in first["skipped"]
+    assert first["down_bytes"] > 0
+    before, after = go(skipped[0] - 1), go(skipped[0])
+    assert close(before.params, after.params) == 0
+    go(skipped[0], out=tmp_path / "run")
+    assert close(go(12, out=tmp_path / "run", resume=True).params, run.params) == 0
+
+
+def test_too_many_skipped_rounds_in_a_row_end_the_run(tmp_path: Path) -> None:
+    federation = ragged(toy_data())
+    federation.data.train_x[:] = torch.nan
+    algorithm = fedge.FedAvg(large_model(), lr=0.1, epochs=1)
+    with pytest.raises(TooFewReplies, match="round 5: task 'train' has good uploads of 0 clients, 1 needed"):
+        fedge.train(algorithm, federation, rounds=20, cohort=1, out=tmp_path / "run")
+    with pytest.raises(TooFewReplies, match="round 5: "):  # a resumed run knows of the rounds before
+        fedge.train(algorithm, federation, rounds=20, cohort=1, out=tmp_path / "run", resume=True)
+
+
+def test_what_clients_remember_of_a_skipped_round_is_forgotten() -> None:
+    """Six good uploads of seven, and seven are needed: the round never was, for the six as well."""
+    federation, algorithm = ragged(toy_data()), fedge.SCAFFOLD(large_model(), lr=0.1, epochs=1)
+
+    class Second(Tampering):
+        def client(self, client, at, ask, request):
+            if at.round == 1:
+                return Loopback.client(self, client, at, ask, request)
+            return super().client(client, at, ask, request)
+
+    link = Second(algorithm, federation, min_replies=7)
+    link.faults = {2: lambda upload, weight: (upload, weight * torch.nan)}
+    spoilt = fedge.train(algorithm, federation, rounds=2, link=link)
+    plain = fedge.train(algorithm, federation, rounds=1, link=Loopback(algorithm, federation))
+    assert "skipped" in spoilt.history[1]
+    assert plain.memory.keys() == spoilt.memory.keys() != set()
+    for part, table in plain.memory.items():
+        assert close(table["leaves"], spoilt.memory[part]["leaves"]) == 0

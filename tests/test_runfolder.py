@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -421,3 +422,54 @@ def test_a_checkpoint_with_parts_of_another_kind_is_one_line(tmp_path: Path, cha
 def test_damaged_lines_do_not_stop_a_look_at_a_run(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "rounds.jsonl").write_bytes(line + b'\n{"round": 2, "up_bytes": 1, "down_bytes": 1}\n{"torn')
     assert [record["round"] for record in experiments.records(tmp_path)] == [2]
+
+
+# The last checkpoint that was of use
+
+
+def lying(from_round: int, federation: fedge.Federation, algorithm: fedge.FedAvg) -> fedge.engine.Simulator:
+    """From this round on client 2 sends 900 times what the others do, one way or the other: within the limits."""
+
+    class Liar(fedge.engine.Simulator):
+        def open(self, at, asks):
+            self.round = at.round
+            super().open(at, asks)
+
+        def received(self, jobs, uploads):
+            lies = jobs.clients == 2
+            for upload, _ in uploads.values() if self.round >= from_round else ():
+                leaves = upload["delta"].values()
+                usual = torch.stack([leaf[~lies].flatten(1).abs().amax(1) for leaf in leaves]).amax(0).median()
+                for leaf in leaves:
+                    signs = torch.arange(leaf[0].numel()).mul(self.round).sin().sign().view(leaf[0].shape)
+                    leaf[lies] = 900 * usual * signs
+            return uploads
+
+    return Liar(algorithm, federation)
+
+
+@pytest.mark.parametrize(("every", "checkpoints"), [(1, 1), (1, 2), (3, 1), (2, 3)])
+def test_a_run_that_lies_have_spoilt_goes_on_from_its_last_good_checkpoint(
+    every: int, checkpoints: int, tmp_path: Path
+) -> None:
+    federation = ragged(toy_data())
+    algorithm = fedge.FedAvg(fedge.models.mlp(6, (12,), 3, seed=1), lr=0.3, epochs=2, batch_size=4)
+    observe = fedge.Observe(evaluate_every=every, checkpoint_every=checkpoints)
+    out, link = tmp_path / "run", lying(7, federation, algorithm)
+    run = fedge.train(algorithm, federation, rounds=13, out=out, observe=observe, link=link)
+    assert re.search(
+        r"of use is that of round [3-6]: move .*good\.pt to .*checkpoint\.pt and resume", run.diverged or ""
+    )
+    good, spoilt = (checkpoint.load(out / name) for name in ("good.pt", "checkpoint.pt"))
+    assert 3 <= good["round"] <= 6 < spoilt["round"]
+    (out / "good.pt").replace(out / "checkpoint.pt")
+    rest = fedge.train(algorithm, federation, rounds=12, out=out, observe=observe, resume=True)
+    plain = fedge.train(algorithm, federation, rounds=12, observe=observe)
+    assert close(rest.params, plain.params) == 0
+    assert len(records(out)) == 12
+    assert not (out / "good.pt").exists()  # the newest checkpoint is as good
+
+
+def test_an_honest_run_leaves_one_checkpoint(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=4)
+    assert not (tmp_path / "a/good.pt").exists()

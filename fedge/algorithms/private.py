@@ -3,6 +3,7 @@ Language Models, ICLR 2018, with the fixed denominator (f~f) of Sec. 2."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -142,15 +143,15 @@ class Private(Wrapper[State]):
 
     def _release(self, replies: list[Reply]) -> list[Reply]:
         factors = _factors(replies, self.clip)
-        key = secret.read(self.secret)
-        return [self._one(reply, factors, key) for reply in replies]
+        key, who = secret.read(self.secret), _members(replies)
+        return [self._one(reply, factors, key, who) for reply in replies]
 
     def _run(self) -> str:
         """What runs that share a secret differ in: with equal noise, their difference would show the sums."""
         settings = (self.clip, self.noise, self.clients, self.expected, self.held)
         return "" if self.secret is None else f"{settings} "
 
-    def _one(self, reply: Reply, factors: dict[int, float], key: bytes) -> Reply:
+    def _one(self, reply: Reply, factors: dict[int, float], key: bytes, who: str) -> Reply:
         """The noisy mean; how many answered, by row, is not told."""
         assert self.expected is not None
         scale = 1 / (self.held * self.expected)
@@ -158,7 +159,7 @@ class Private(Wrapper[State]):
         for part, leaves in reply.mean.items():
             found[part] = {}
             for name, like in leaves.items():
-                drawn = secret.gaussian(key, f"{self._run()}noise {reply.key} {part}/{name}", like)
+                drawn = secret.gaussian(key, f"{self._run()}noise {reply.key} {who} {part}/{name}", like)
                 total = _sum(reply, part, name, factors) + self.noise * self.clip * drawn
                 found[part][name] = (scale * total).to(like.dtype)
         count = max(1, round(self.held * self.expected))
@@ -218,6 +219,17 @@ def _factors(replies: list[Reply], clip: float) -> dict[int, float]:
         for client, square in zip(reply.uploads.clients.tolist(), each.tolist(), strict=True):
             squares[client] = squares.get(client, 0.0) + square
     return {client: min(1.0, clip / math.sqrt(square)) if square else 1.0 for client, square in squares.items()}
+
+
+def _members(replies: list[Reply]) -> str:
+    """Whose uploads are summed, as a digest: the sum of others, in a round that is done again, has other noise."""
+    told = hashlib.sha256()
+    for reply in replies:
+        if reply.uploads is not None:
+            pairs = zip(reply.uploads.clients.tolist(), reply.uploads.rows.tolist(), strict=True)
+            told.update(repr(sorted(pairs)).encode())
+        told.update(b";")
+    return told.hexdigest()
 
 
 def _sum(reply: Reply, part: str, name: str, factors: dict[int, float]) -> Tensor:

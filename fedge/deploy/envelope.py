@@ -5,7 +5,7 @@ Keys and sizes are all that Flower sees. The blobs are those of the loop-back li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -13,6 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedge.engine.links import wire
 
 HEAD, BLOBS, LIMIT = "fedge", "fedge.blobs", "fedge.limit"
+SAID = ("client", "examples", "rows", "seconds", "error", "forgot", "kept")  # what the head of an answer may say
+SHOWN = 60  # letters of a name that a device made up
 
 
 def pack(head: Mapping[str, Any], blobs: Mapping[str, bytes] | None = None) -> RecordDict:
@@ -35,6 +37,19 @@ def unpack(records: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     if not isinstance(head, dict):
         raise ValueError(f"the message cannot be read: its head is a {type(head).__name__}")
     return head, found
+
+
+def opened(records: RecordDict, wanted: Iterable[int] = ()) -> tuple[dict[str, Any], dict[int, bytes]]:
+    """What a device answered: its head, and the blobs at the wanted places; anything beside them is a ValueError."""
+    unknown = [name for name in records if name not in (HEAD, BLOBS)]
+    heads = records.config_records.get(HEAD, {})
+    head, blobs = unpack(records)
+    places = {str(place): place for place in wanted}
+    unknown += [*(name for name in heads if name != "head"), *(name for name in head if name not in SAID)]
+    unknown += [name for name in blobs if name not in places]
+    if unknown:
+        raise ValueError(f"its answer has a part that nobody asked for: {short(unknown[0])[:SHOWN]!r}")
+    return head, {places[name]: blob for name, blob in blobs.items()}
 
 
 def allow(records: RecordDict, seconds: float) -> RecordDict:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At
 from fedge.deploy.client import KEEP, WORK
-from fedge.deploy.envelope import pack, short, unpack
+from fedge.deploy.envelope import opened, pack, short, unpack
 from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
@@ -110,7 +110,10 @@ class FlowerLink(MessageLink):
         contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
         most = {node: self.most[client] for node, client in there.items()}
         letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
-        mail = {there[node]: self._opened(there[node], node, letter) for node, letter in letters.items()}
+        mail = {
+            there[node]: self._opened(there[node], node, letter, requests[there[node]])
+            for node, letter in letters.items()
+        }
         self._release(letters, there, f"in round {at.round}")
         self._clock(at, time.perf_counter() - begin, letters, there)
         absent = {client: Mail({}, self.roster.missing(client), 0, 0) for client in requests if client not in mail}
@@ -174,12 +177,11 @@ class FlowerLink(MessageLink):
         for client, row in jobs:
             self._void.setdefault(client, []).append([at.round, at.phase, row])
 
-    def _opened(self, client: int, node: int, letter: Letter) -> Mail:
+    def _opened(self, client: int, node: int, letter: Letter, wanted: Iterable[int] = ()) -> Mail:
         if letter.content is None:
             return Mail({}, letter.lost, letter.down, letter.up)
         try:
-            head, blobs = unpack(letter.content)
-            parts = {int(name): blob for name, blob in blobs.items()}
+            head, parts = opened(letter.content, wanted)
         except ValueError as error:
             return Mail({}, str(error), letter.down, letter.up)
         lost, who = None, head.get("client")

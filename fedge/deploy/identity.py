@@ -1,7 +1,8 @@
 """Which client a node may be: a map from its key to its client.
 
 Flower lets in every node whose key is registered, and believes what it says of itself. Here a key belongs to a client:
-as the files `node-N.key.pub` say where the server has them, or else as whoever comes first says, for the whole run.
+as the files `node-N.key.pub` say where the server has them, or else as whoever comes first says, for the whole run. A
+client that was there with a key is that key's: no other key takes its place while its node is away.
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ class Identities:
             return (
                 f"it says that it is client {client}, but its key is client {own}'s: start it with partition-id={own}"
             )
+        if own is None and client in self.settings().values():
+            return (
+                f"it says that it is client {client}, which was here with another key: give the server the keys of all "
+                "nodes (keys), or start another run"
+            )
         return None
 
     def accept(self, node: int, client: int) -> None:
@@ -89,4 +95,6 @@ class Identities:
         return {key: client for key, client in self.seen.items() if not key.startswith("node ")}
 
     def restore(self, seen: Mapping[str, int]) -> None:
-        self.seen |= seen
+        """What held before comes before what was said since: of two keys of one client, the older stays."""
+        taken = set(seen.values())
+        self.seen = {key: client for key, client in self.seen.items() if client not in taken} | dict(seen)

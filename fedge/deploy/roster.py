@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flwr.serverapp import Grid
 
 from fedge.deploy.client import HELLO
-from fedge.deploy.envelope import pack, short, unpack
+from fedge.deploy.envelope import opened, pack, short
 from fedge.deploy.identity import Identities
 from fedge.deploy.post import Letter, Posting
 from fedge.deploy.silence import Silence
@@ -19,11 +19,15 @@ GREETING = 60.0  # seconds for a node to say who it is: it starts a process and 
 GRACE = 0.2  # seconds that a round waits for nodes that it sees for the first time
 PROBE = 20.0  # seconds that a round waits, once, for nodes that did not answer in the last one
 AGAIN = 10.0  # seconds after which, before the start, a node that cannot be used is asked again
+MOST_ROWS = 1 << 20  # rows that a client can say it holds
 NAMED = 3  # nodes of which a reason speaks at most
 
 
 def _are_rows(rows: Any) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, int) for row in rows)
+    """Rows, each said once: one that is said twice would count as two clients."""
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS or not all(type(row) is int and row >= 0 for row in rows):
+        return False
+    return len(set(rows)) == len(rows)
 
 
 class NodesMissing(RuntimeError):
@@ -138,7 +142,7 @@ class Roster:
             return
         client = None
         try:
-            head, _ = unpack(letter.content)
+            head, _ = opened(letter.content)
             client = head["client"] if type(head.get("client")) is int else None
             client = self._client(head)
         except ValueError as error:
@@ -173,7 +177,9 @@ class Roster:
                 f"the experiment has {self.clients} clients"
             )
         if not isinstance(rows, dict) or not all(_are_rows(rows.get(label)) for label in self.labels):
-            raise ValueError("it did not say which rows it holds: give it the same experiment and version of fedge")
+            raise ValueError(
+                "it did not say which rows it holds, each once: give it the same experiment and version of fedge"
+            )
         self._check_examples(client, head.get("examples"))
         return client
 

@@ -136,6 +136,9 @@ class Simulator(Folding):
     def remember(self, memory: Mapping[str, Any]) -> None:
         self.memory.load(memory)
 
+    def abandon(self, round: int) -> None:
+        self.memory.abandon(round)
+
     def memory_bytes(self) -> int:
         return self.memory.nbytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -19,6 +20,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def also_as(path: Path, name: Path) -> None:
+    """The same file under a second name, whatever had it; a copy where the file system has no links."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:
+        shutil.copyfile(path, temporary)
+    os.replace(temporary, name)
+    temporary.unlink(missing_ok=True)  # two names of one file: replacing leaves both
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
     config.toml     the resolved experiment         rounds.jsonl   one object per round
     ledger.jsonl    one object per ask              clients.json   examples by client and label
     checkpoint.pt   the state, atomic               summary.json   the result, once it is there
+    good.pt         the last checkpoint known to be of use, while that is not checkpoint.pt (`fedge.runs.health`)
 
 The checkpoint decides: whatever the other files hold beyond its round is cut off when a run goes on.
 """
@@ -114,6 +115,23 @@ class RunFolder:
             sums = {name: lines.sums() for name, lines in self.lines.items()}
             checkpoint.save(self.file("checkpoint.pt"), content | {"lines": sums})
 
+    def keep_good(self) -> None:
+        """The checkpoint stays as good.pt when the next one replaces it; nothing is copied."""
+        with self._writing():
+            if self.file("checkpoint.pt").exists():
+                atomic.also_as(self.file("checkpoint.pt"), self.file("good.pt"))
+
+    def drop_good(self) -> None:
+        with self._writing():
+            self.file("good.pt").unlink(missing_ok=True)
+
+    def good_round(self) -> int | None:
+        """The round of good.pt, if there is one that can be read."""
+        try:
+            return int(checkpoint.load(self.file("good.pt"))["round"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
     def append(self, records: list[Record], rows: Iterable[Row]) -> None:
         """More rounds. The ledger goes first, so that a round on record has its rows."""
         with self._writing():
@@ -172,6 +190,15 @@ class RunFolder:
 
     def _writing(self) -> _Writing:
         return _Writing(self.path)
+
+
+def way_back(folder: Path | str) -> str:
+    """What to do about a run that went wrong after a checkpoint which is still there; nothing if there is none."""
+    path, round = Path(folder), RunFolder(folder).good_round()
+    if round is None:
+        return ""
+    move = f"move {path / 'good.pt'} to {path / 'checkpoint.pt'} and resume"
+    return f"; the last checkpoint before it that was of use is that of round {round}: {move}"
 
 
 class _Writing:

@@ -16,9 +16,11 @@ from fedge.core import Algorithm, Codec, Combine, S
 from fedge.engine.hardware.budget import peak
 from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
+from fedge.handle import parameters
 from fedge.ledger import Row
-from fedge.runs.folder import RunFolder, RunFolderError, as_plain, versions
-from fedge.runs.run import Record, Run
+from fedge.runs import health
+from fedge.runs.folder import RunFolder, RunFolderError, as_plain, versions, way_back
+from fedge.runs.run import Record, Run, absurd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Log:
     def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: BaseLink, every: int) -> None:
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
         self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
+        self.sound = False  # whether the checkpoint that is there is known to be of use
+        self.first = 0.0  # the largest parameter at the beginning
 
     @contextmanager
     def held(self, resume: bool) -> Iterator[None]:
@@ -52,7 +56,8 @@ class Log:
         """The folder, with a first checkpoint: if that can be written, so can the later ones."""
         remembered = self.link.remembered(run.rounds)
         self.group.first(lambda: self._create(federation, run, remembered))
-        self.saved = run.rounds
+        self.saved, self.first = run.rounds, health.largest(run.params)
+        self.sound = True
 
     def _create(self, federation: Federation, run: Run[Any], remembered: Mapping[str, Any]) -> None:
         self.folder.create(self.config, federation, self.link.about())
@@ -74,7 +79,11 @@ class Log:
         self.link.begin(rows)
         self.saved = content["round"]
         memory = content.get("clients", {})
-        return Run(algorithm, state, runtime.handle, records, self.link.ledger, memory, example=runtime.example)
+        run = Run(algorithm, state, runtime.handle, records, self.link.ledger, memory, example=runtime.example)
+        self.first = health.largest(parameters(algorithm.model))
+        with self.usable():
+            self.sound = health.is_sound(records, absurd(algorithm))
+        return run
 
     @contextmanager
     def usable(self) -> Iterator[None]:
@@ -100,6 +109,8 @@ class Log:
     def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:
         if self.group.leads:
             self.folder.append([record], rows)
+        if health.is_evaluated(record) and self._sound(run):
+            self.sound = True  # then so is the checkpoint before it
         # A choice that was made meanwhile is saved at once: a run that goes on has to make it again.
         chose = self.group.size == 1 and self.link.settings() != self.chosen
         if record["round"] % self.every == 0 or chose:
@@ -109,8 +120,14 @@ class Log:
         """A checkpoint; what clients remember is collected from all processes."""
         remembered = self.link.remembered(run.rounds)
         if self.group.leads:
+            if self.sound:
+                self.folder.keep_good()
             self._save(run, remembered)
         self.saved = run.rounds
+        self.sound = health.is_evaluated(run.history[-1]) and self._sound(run) if run.history else True
+
+    def _sound(self, run: Run[Any]) -> bool:
+        return health.is_sound(run.history, absurd(run.algorithm)) and not health.has_grown(run.params, self.first)
 
     def _save(self, run: Run[Any], remembered: Mapping[str, Any]) -> None:
         content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
@@ -122,12 +139,20 @@ class Log:
         """A last checkpoint and, unless the run was stopped, the summary."""
         if self.saved != run.rounds:
             self.save(run)
+        run.way_back = self.group.first(lambda: self._way_back(run))
         if self.group.leads and not run.stopped:
             device = self.link.runtime.device
             label = self.config.get("algorithm", {}).get("label", type(run.algorithm).__name__)
             about = {"name": self.name, "algorithm": label, "device": str(device), "versions": versions()}
             about["peak_memory_bytes"] = peak(device)
             self.folder.finish(about | run.summary())
+
+    def _way_back(self, run: Run[Any]) -> str:
+        """How to go on from before things went wrong; nothing if the newest checkpoint is as good as any."""
+        if self._sound(run):
+            self.folder.drop_good()
+            return ""
+        return way_back(self.folder.path)
 
 
 def open_log(out: Path | str | None, about: About, link: BaseLink, every: int) -> Log | None:

@@ -36,6 +36,7 @@ class Run(Generic[S]):
         0  # what that takes; None on a fleet, whose devices keep it, over all clients that took part
     )
     stopped: bool = False
+    way_back: str = ""  # how to go on from the last checkpoint that was of use, if that is not the newest
     ended: str = ""  # why it was enough before all rounds were done: what `until` said
     example: Tensor | None = None  # one input as the model takes it, [1, ...], all zeros
 
@@ -54,7 +55,8 @@ class Run(Generic[S]):
         if last is None or not has_diverged(last, absurd(self.algorithm)):
             return None
         loss = "not finite" if last["test_loss"] is None else f"{last['test_loss']:.3g}"
-        return f"it diverged: the test loss of round {last['round']} is {loss}; lower the step size, or clip"
+        what = f"it diverged: the test loss of round {last['round']} is {loss}"
+        return f"{what}; lower the step size, or clip{self.way_back}"
 
     @property
     def rounds(self) -> int:

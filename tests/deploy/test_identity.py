@@ -99,3 +99,20 @@ def test_without_files_a_key_stays_with_the_client_it_was_first(folder: Path, tm
     reasons = {drop["client"]: drop["reason"] for drop in rounds_of(run)[-1]}
     assert reasons[1].endswith("it says that it is client 0, but its key is client 1's: start it with partition-id=1")
     assert reasons[0] == "its node is not connected"
+
+
+def test_without_files_no_other_key_becomes_a_client_whose_node_is_away(folder: Path, tmp_path: Path) -> None:
+    """Client 0 was here with its key; while it is away a node with a key that nobody knows says that it is client 0."""
+    said: list[str] = []
+    yard = Keyed(folder, range(CLIENTS), range(CLIENTS))
+    link = link_to(yard, said, None)
+    fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link, out=tmp_path / "run")
+    del yard.contexts[100]
+    yard.join(0, node=150)
+    yard.keys[150] = pem(folder, CLIENTS)
+    again = link_to(yard, said, None)
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=3, seed=0, link=again, out=tmp_path / "run", resume=True)
+    reasons = {drop["client"]: drop["reason"] for drop in rounds_of(run)[-1]}
+    assert "it says that it is client 0, which was here with another key" in reasons[0]
+    yard.join(0, node=100)  # and its own key is welcome
+    assert rounds_of(more(again))[-1] == []

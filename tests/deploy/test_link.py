@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -188,7 +188,7 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "huge view": (replaced(huge), "the answer cannot be read"),
     "garbage": (replaced(lambda head: pack(head, {"0": b"\x00garbage"})), "the answer cannot be read, 8 bytes"),
     "nothing": (replaced(lambda head: pack(head)), "the answer cannot be read, 0 bytes"),
-    "other names": (replaced(lambda head: pack(head, {"x": b""})), "invalid literal"),
+    "other names": (replaced(lambda head: pack(head, {"x": b""})), "a part that nobody asked for: 'x'"),
     "no head": (replaced(lambda head: RecordDict({})), "the message cannot be read"),
     "error": (
         lambda reply: Message(Error(1, "out of memory"), reply_to=reply),
@@ -560,6 +560,66 @@ def test_what_a_device_cannot_build_reaches_the_server() -> None:
     with pytest.raises(NodesMissing):
         link_to(Yard(client_app(broken, load)), ALGORITHM, said)
     assert "node 100 is left out: ImportError: no module named sensors" in said
+
+
+def beside(reply: Message) -> Message:
+    """Half a megabyte in a record of its own."""
+    reply.content["stowaway"] = ArrayRecord({"x": Array("uint8", (500_000,), "fedge", bytes(500_000))})
+    return reply
+
+
+def in_blobs(reply: Message) -> Message:
+    """Half a megabyte as the answer to an ask that was not."""
+    head, blobs = unpack(reply.content)
+    reply.content = pack(head, blobs | {"7": bytes(500_000)})
+    return reply
+
+
+def in_head(reply: Message) -> Message:
+    head, blobs = unpack(reply.content)
+    reply.content = pack(head | {"diary": "x" * 500_000}, blobs)
+    return reply
+
+
+@pytest.mark.parametrize("extra", [beside, in_blobs, in_head])
+def test_parts_that_nobody_asked_for_are_refused_and_booked(extra: Callable[[Message], Message]) -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    yard.faults[102] = extra
+    run = more(link)
+    (dropped,) = rounds_of(run)[0]
+    assert dropped["client"] == 2
+    assert "a part that nobody asked for: '" in dropped["reason"]
+    assert len(dropped["reason"]) < 200
+    assert 500_000 < next(row.wire_up for row in run.ledger if row.task == "gradient") < 600_000
+
+
+def test_a_greeting_with_more_than_was_asked_for_is_refused() -> None:
+    said: list[str] = []
+    yard = Yard(client_app(ALGORITHM, load))
+    yard.faults[102] = beside
+    link_to(yard, ALGORITHM, said, wanted=CLIENTS - 1)
+    assert any("node 102 is left out: its answer has a part that nobody asked for: 'stowaway'" in one for one in said)
+
+
+@pytest.mark.parametrize("rows", [[1, 1, 1], [-1], [True], [0.5], "012", None, [[0]]])
+def test_rows_that_are_said_twice_or_are_none_are_refused(rows: Any) -> None:
+    """A row that is said twice would count as two clients, and lift the share of a mean that one may have."""
+    said: list[str] = []
+    algorithm = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), epochs=1), classes=3, weighted=True)
+    yard = Yard(client_app(algorithm, load))
+
+    def lie(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        if "rows" in head:
+            reply.content = pack(head | {"rows": {"": rows}}, blobs)
+        return reply
+
+    yard.faults[102] = lie
+    link = link_to(yard, algorithm, said, wanted=CLIENTS - 1)
+    assert any("node 102 is left out: it did not say which rows it holds, each once" in one for one in said)
+    run = fedge.train(algorithm, FEDERATION, rounds=1, seed=0, link=link)
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in run.params.values())
 
 
 def test_a_deadline_must_be_positive() -> None:

@@ -99,6 +99,10 @@ class ClientMemory:
                 self._keep(one)
         self._keep_only([])
 
+    def abandon(self, round: int) -> None:
+        """What was written in this round is forgotten."""
+        self._keep_only([one for one in self.written if one.at.round != round])
+
     def _keep(self, one: Written) -> None:
         for name, part in one.parts.items():
             self.tables.setdefault(name, Table(self.device)).put(one.jobs, part)

@@ -56,6 +56,10 @@ class BaseLink(ABC):
         """Let clients remember what `remembered` gave."""
         return None
 
+    def abandon(self, round: int) -> None:
+        """The server stays as it was before this round: clients are to forget what they remembered in it."""
+        return None
+
     def remembers_elsewhere(self) -> bool:
         """Whether `remembered` has to ask other processes, which may be gone."""
         return False
@@ -126,6 +130,9 @@ class Around(BaseLink):
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         self.inner.remember(memory)
+
+    def abandon(self, round: int) -> None:
+        self.inner.abandon(round)
 
     def remembers_elsewhere(self) -> bool:
         return self.inner.remembers_elsewhere()

@@ -66,7 +66,14 @@ class MessageLink(BaseLink):
         self.tasks = algorithm.tasks(runtime.handle)
         self.ledger = Ledger(directory.declaration(self.tasks.values()))
         self.most: dict[int, int] = {}  # client -> bytes that its answer in this phase may have
+        self._worked: list[tuple[At, list[Job]]] = []  # the jobs of this round so far, by phase
         self.forget()
+
+    def abandon(self, round: int) -> None:
+        for at, jobs in self._worked:
+            if at.round == round:
+                self.void(at, jobs)
+        self._worked = []
 
     def forget(self) -> None:
         """A new cohort holds nothing yet."""
@@ -92,6 +99,8 @@ class MessageLink(BaseLink):
         for collector in collectors:
             collector.settle()
         self.void(at, [job for collector in collectors for job in collector.bad])
+        self._worked = [one for one in self._worked if one[0].round == at.round]
+        self._worked.append((at, [job for collector in collectors for job in collector.jobs.pairs()]))
         return self._close(collectors, len(clients))
 
     @abstractmethod

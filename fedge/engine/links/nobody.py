@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.core import Ask, At, Drop, Payload, Reply
+from fedge.core import Ask, At, Payload, Reply
 from fedge.engine.links.base_link import Around, BaseLink, Replies, begins_anew, named
 from fedge.engine.uploads import checks
 
@@ -20,13 +20,16 @@ class NobodyDrawn(Exception):
 class Nobody(Around):
     """A link that also answers for nobody: zeros of the right names and shapes, to asks whose rule `bounds` clients.
 
-    Any other ask of an empty cohort raises `NobodyDrawn`: there is nothing to average, and the round is skipped.
+    Any other ask of an empty cohort raises `NobodyDrawn`: there is nothing to average, and the round is skipped. So it
+    answers for a cohort whose answers are all lost or bad, a few rounds in a row: what a private run releases must not
+    tell whether it was so.
     """
 
     def __init__(self, inner: BaseLink) -> None:
         super().__init__(inner)
         self.tasks = inner.algorithm.tasks(inner.runtime.handle)
         self._known: Payload = {}  # one row's worth of what the cohort holds
+        self._lost = set[int]()  # rounds since the last good answer, in which all that came was bad
 
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
@@ -35,13 +38,28 @@ class Nobody(Around):
         if not len(clients) and not all(ask.combine.bounds for ask in asks):
             raise NobodyDrawn
         zeros = [self._zeros(ask) if ask.combine.bounds else None for ask in asks]
-        nothing: Replies = [Reply({}, torch.zeros((), dtype=torch.long)) for _ in asks], list[Drop]()
-        replies, dropped = self.inner.ask(at, asks, clients) if len(clients) else nothing
+        replies, dropped = self._asked(at, asks, clients)
         filled = [
             one if one.mean or zero is None else replace(zero, key=one.key)
             for one, zero in zip(replies, zeros, strict=True)
         ]
         return filled, dropped
+
+    def _asked(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        """The inner link's replies; those of nobody if there is nobody, or nobody whose answer counts."""
+        nothing = [Reply({}, torch.zeros((), dtype=torch.long)) for _ in asks]
+        if not len(clients):
+            return nothing, []
+        try:
+            found = self.inner.ask(at, asks, clients)
+        except checks.TooFewReplies as end:
+            self._lost |= {at.round}
+            bounded = all(ask.combine.bounds for ask in asks)
+            if not bounded or not end.dropped or len(self._lost) >= checks.IN_A_ROW:
+                raise
+            return nothing, end.dropped
+        self._lost = set()
+        return found
 
     def _zeros(self, ask: Ask) -> Reply:
         """What the mean of no uploads is."""

@@ -103,6 +103,9 @@ class Ranks(BaseLink):
     def remember(self, memory: Mapping[str, Any]) -> None:
         self.simulator.remember({name: self._mine(one) for name, one in memory.items()})
 
+    def abandon(self, round: int) -> None:
+        self.simulator.abandon(round)
+
     def _mine(self, one: Mapping[str, Any]) -> dict[str, Any]:
         own = one["jobs"][:, 0] % self.group.size == self.group.rank
         return {"jobs": one["jobs"][own], "leaves": tree.map_(lambda leaf: leaf[own], one["leaves"])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,11 +12,16 @@ from torch import Tensor
 from fedge.core import Ask, Drop, Payload, Task
 from fedge.engine.clients.run_task import finished, parted
 
+IN_A_ROW = 5  # rounds without enough good uploads, after which a run ends
 ROUNDING = 1 + 1e-6  # weights travel in single precision
 
 
 class TooFewReplies(RuntimeError):
-    """A phase had fewer good uploads than it needs."""
+    """A phase had fewer good uploads than it needs; `dropped` are those that were lost or bad, if that is why."""
+
+    def __init__(self, message: str, dropped: Sequence[Drop] = ()) -> None:
+        super().__init__(message)
+        self.dropped = list(dropped)
 
 
 def template(task: Task, sent: Payload) -> Payload:
@@ -122,4 +128,4 @@ def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
         hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
     if any("may weigh" in drop.reason for drop in dropped):
         hint = f"weigh by numbers of examples or let the task's `heaviest` say how else, or {hint}"
-    raise TooFewReplies(f"task '{task}' has good uploads of {good} clients, {minimum} needed ({why}): {hint}")
+    raise TooFewReplies(f"task '{task}' has good uploads of {good} clients, {minimum} needed ({why}): {hint}", dropped)
