@@ -40,7 +40,7 @@ _PLACES = {
     "fedge.experiment.loading": ("load_run",),
     "fedge.federation": ("Federation",),
     "fedge.handle": ("cross_entropy",),
-    "fedge.hooks": ("Observe", "Plateau", "Reached", "Spent"),
+    "fedge.hooks": ("Best", "Observe", "Plateau", "Reached", "Spent"),
     "fedge.loop": ("train",),
     "fedge.report.tidy": ("results",),
     "fedge.runs.folder": ("RunFolderError",),

@@ -32,7 +32,7 @@ from fedge.engine import Engine
 from fedge.experiment.loading import load_run
 from fedge.federation import Federation
 from fedge.handle import cross_entropy
-from fedge.hooks import Observe, Plateau, Reached, Spent
+from fedge.hooks import Best, Observe, Plateau, Reached, Spent
 from fedge.loop import train
 from fedge.report.tidy import results
 from fedge.runs.folder import RunFolderError
@@ -50,6 +50,7 @@ __all__ = [
     "Ask",
     "Averaged",
     "Batch",
+    "Best",
     "BoundedMean",
     "Cast",
     "ClippedMean",

@@ -16,6 +16,7 @@ from fedge.checks import at_least_one, choice, nearest, non_negative, positive
 Record = dict[str, Any]
 Metric = Callable[[Tensor, Tensor], Any]  # (scores, labels) -> a number
 Until = Callable[[Sequence[Record]], "str | bool"]  # records -> why it is enough; empty or False: go on
+SMALL = ("loss", "mse", "mae", "rmse", "error", "perplexity")  # ends of metrics that should be small
 TAKEN = ("loss", "accuracy", "class_accuracy")
 
 
@@ -88,12 +89,35 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Best:
+    """Keep the model of the best round too: by test accuracy, or without one by test loss, or by the metric named."""
+
+    metric: str | None = None
+    best: Literal["largest", "smallest"] | None = None  # None: largest, of a loss or an error smallest
+
+    def __post_init__(self) -> None:
+        if self.best is not None:
+            choice("best", self.best, ("largest", "smallest"))
+
+    def value(self, record: Record) -> float | None:
+        """How good a round is, the larger the better; None if it was not evaluated."""
+        if "test_loss" not in record:
+            return None
+        metric = self.metric or ("test_accuracy" if "test_accuracy" in record else "test_loss")
+        _check_metric(metric, [record])
+        found, small = record[metric], metric.endswith(SMALL) if self.best is None else self.best == "smallest"
+        return None if found is None or found != found else -found if small else found
+
+
+@dataclass(frozen=True)
 class Observe:
     """How often a run is evaluated and saved, on what, and when it is enough.
 
     `metrics` are computed beside loss and accuracy: {"f1": f1} is `test_f1` in the records, and `train_f1` with
     `evaluate_train`. `until` is asked after every evaluated round and ends the run when it says why: Reached, Plateau,
     Spent, or a function of the records so far. It should depend on them alone, so that a resumed run ends the same.
+    `keep` "best" keeps the model of the best evaluated round beside the last one, as `run.best` and in the run folder;
+    Best("test_f1") says by what.
     """
 
     evaluate_every: int = 1
@@ -101,8 +125,11 @@ class Observe:
     checkpoint_every: int = 10
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     until: Until | None = None
+    keep: Literal["last", "best"] | Best = "last"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.keep, Best):
+            choice("keep", self.keep, ("last", "best"))
         for name in ("evaluate_every", "checkpoint_every"):
             at_least_one(name, getattr(self, name))
         for name, metric in self.metrics.items():
@@ -113,14 +140,21 @@ class Observe:
         if self.until is not None and not callable(self.until):
             raise ValueError(f"until is {self.until!r}, it must be a function of the records, such as Plateau(10)")
 
+    @property
+    def best(self) -> Best | None:
+        """How the best round is found, if it is kept."""
+        return self.keep if isinstance(self.keep, Best) else Best() if self.keep == "best" else None
+
     def settings(self) -> dict[str, Any]:
         """As plain values, for the files of a run."""
         often = {name: getattr(self, name) for name in ("evaluate_every", "evaluate_train", "checkpoint_every")}
-        named = {"metrics": list(self.metrics)} if self.metrics else {}
+        named: dict[str, Any] = {"metrics": list(self.metrics)} if self.metrics else {}
+        kept = self.keep if isinstance(self.keep, str) else _plain(self.keep)
+        named |= {} if kept == "last" else {"keep": kept}
         return often | named | ({} if self.until is None else {"until": _plain(self.until)})
 
 
-def _plain(until: Until) -> Any:
+def _plain(until: Until | Best) -> Any:
     if is_dataclass(until) and not isinstance(until, type):
         return {"name": type(until).__name__.lower(), **{one.name: getattr(until, one.name) for one in fields(until)}}
     return getattr(until, "__name__", type(until).__name__)

@@ -23,13 +23,13 @@ from fedge.engine.uploads import checks
 from fedge.evaluate import Judge
 from fedge.federation import Federation
 from fedge.handle import parameters
-from fedge.hooks import Observe, Until
+from fedge.hooks import Best, Observe, Until
 from fedge.keys import COHORT, choose, fold
 from fedge.runs.folder import RunFolderError
 from fedge.runs.health import is_evaluated
 from fedge.runs.log import About, Log, describe, open_log
 from fedge.runs.record import record_of
-from fedge.runs.run import Record, Run
+from fedge.runs.run import Kept, Record, Run
 
 Draw = Callable[[At], Tensor]
 Sampling = Literal["fixed", "poisson"]
@@ -90,7 +90,7 @@ def train(
     judge = Judge(federation.data, link.runtime, observe.evaluate_train, observe.metrics) if leads else None
     told = () if not leads or on_round is None else (on_round,) if callable(on_round) else tuple(on_round)
     size, every = cohort or federation.clients, observe.evaluate_every
-    training = Training(algorithm, link, log, seed, size, draw, judge, every, told, observe.until)
+    training = Training(algorithm, link, log, seed, size, draw, judge, every, told, observe.until, observe.best)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
         with link.working():
@@ -137,6 +137,7 @@ class Training(Generic[S]):
     evaluate_every: int
     on_round: tuple[Callable[[Record], None], ...] = ()
     until: Until | None = None
+    best: Best | None = None
 
     def open(self, federation: Federation, start: Run[S] | None, resume: bool, rounds: int) -> tuple[Run[S], int]:
         """The run to go on with: from a folder, an earlier run or the beginning; and the number of its last round."""
@@ -146,6 +147,7 @@ class Training(Generic[S]):
                 preflight.check_start(self.algorithm.init(self.first_params()), run.state)
                 self.link.remember(run.memory)
             self.replay(run)
+            run.kept = None if self.best is None else self.log.kept(run)
             return run, rounds
         run = self.begin() if start is None else self.continued(start)
         if self.log is not None:
@@ -181,6 +183,7 @@ class Training(Generic[S]):
         declared = [row for row in self.link.ledger if row.task == "rows" and row not in start.ledger.rows]
         self.link.begin([*start.ledger, *declared])
         run = self.run(state, list(start.history), start.memory)
+        run.kept = start.kept if self.best is not None else None
         self.replay(run)
         return run
 
@@ -249,10 +252,20 @@ class Training(Generic[S]):
         if self.judge is not None and (record["round"] % self.evaluate_every == 0 or last):
             record |= self.judge(run.algorithm, run.state)
         run.history.append(record)
+        self._keep(run, record)
         if self.log is not None:
             self.log.round(run, record, list(rows))
         for tell in self.on_round:
             tell(record)
+
+    def _keep(self, run: Run[S], record: Record) -> None:
+        """The best round so far, the first of equally good ones; one that is not evaluated is not looked at."""
+        value = None if self.best is None else self.best.value(record)
+        if value is None or (run.kept is not None and value <= run.kept.value):
+            return
+        run.kept = Kept(record["round"], value, pytree.tree_map_only(Tensor, torch.clone, run.state))
+        if self.log is not None:
+            self.log.keep(run.kept)
 
     def end(self, run: Run[S]) -> None:
         run.memory = self.link.remembered(run.rounds)

@@ -18,6 +18,9 @@ EXPECTED: dict[str, list[str]] = {  # patterns that the output must hold, in thi
         rf"FedProx +{PERCENT}",
     ],
     "compare.py": [rf"FedAvg +{PERCENT}", rf"FedOVA +{PERCENT}", rf"FedOVA \+ spectral +{PERCENT} +\d+\.\d\d"],
+    "from_fedlab.py": [r"clients=100", rf"FedAvg +{PERCENT}", rf"SCAFFOLD +{PERCENT}"],
+    "from_flower.py": [r"round 15: [6-9]\d\.\d %", r"MB up; result.arrays is 8 tensors"],
+    "from_pfl.py": [rf"iteration 20: accuracy {PERCENT}", r"iteration 60: accuracy [6-9]\d\.\d %"],
     "own_data_and_model.py": [r"classes=3", r"clients=30", rf"round 15: {PERCENT}", r"MB up", r"the model says"],
 }
 
@@ -40,6 +43,21 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     assert done.stderr == ""
     assert re.search(".*".join(EXPECTED[name]), done.stdout, re.DOTALL), done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_the_experiment_file_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedge", "run", str(EXAMPLES / "from_fluke.toml"), "--set", "train.rounds=2"]
+    done = subprocess.run(
+        [*command, "--no-report", "--out", "out"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"fedavg +2 .*\nscaffold +2 ", done.stdout), done.stdout
+    assert {path.name for path in EXAMPLES.glob("*.toml")} == {"from_fluke.toml"}
 
 
 def test_thirty_lines_are_thirty() -> None:

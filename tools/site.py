@@ -21,6 +21,7 @@ import fedge
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+OWN = ROOT / "examples" / "own_parts" / "pumps.toml"
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#]+)(#[^)\s]*)?\)")
 TITLES = {
     "fedge.algorithms": "Algorithms",
@@ -40,6 +41,8 @@ def main(stage: Path, out: Path) -> None:
     for example in EXAMPLES:
         write(stage / example.relative_to(ROOT).with_suffix(".md"), example_page(example))
     write(stage / "examples" / "README.md", gallery())
+    copy_page(ROOT / "examples" / "own_parts" / "README.md", stage)
+    draw(stage)
     for name, text in reference():
         write(stage / "reference" / name, text)
     command = [
@@ -99,23 +102,34 @@ def example_page(example: Path) -> str:
     about = ast.get_docstring(ast.parse(code)) or ""
     title, _, rest = about.partition("\n")
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True, cwd=ROOT)
-    return (
-        f"# {example.stem.replace('_', ' ').capitalize()}\n\n{title}\n{rest}\n\n"
-        f"`python examples/{example.name}` prints:\n\n```text\n{done.stdout}```\n\n```python\n{code}```\n"
-    )
+    title_line = f"# {example.stem.replace('_', ' ').capitalize()}\n\n{title}\n{rest}"
+    picture = f"![Curves of this example]({example.stem}.png)"
+    printed = f"`python examples/{example.name}` prints:\n\n```text\n{done.stdout}```"
+    return f"{title_line}\n\n{picture}\n\n{printed}\n\n```python\n{code}```\n"
 
 
 def gallery() -> str:
-    lines = [
-        "# Examples",
-        "",
-        "Complete programs, each a few seconds long. The text under each is what it printed.",
-        "",
-    ]
+    """Every example with its picture: test accuracy against rounds and megabytes."""
+    lines = ["# Examples", "", "Complete programs, each a few seconds long, with the curves of what they train.", ""]
     for example in EXAMPLES:
         about = (ast.get_docstring(ast.parse(example.read_text("utf-8"))) or "").partition("\n")[0]
-        lines.append(f"- [{example.stem.replace('_', ' ').capitalize()}]({example.stem}.md): {about}")
-    return "\n".join(lines) + "\n"
+        title = example.stem.replace("_", " ").capitalize()
+        lines += [f"## [{title}]({example.stem}.md)", "", about, "", f"![Curves of {title}]({example.stem}.png)", ""]
+    lines += [
+        "## [Parts of your own in a file](own_parts/README.md)",
+        "",
+        "An experiment file and the Python file it names.",
+        "",
+    ]
+    lines += [f"![Curves of the pumps]({OWN.stem}.png)", ""]
+    return "\n".join(lines)
+
+
+def draw(stage: Path) -> None:
+    """The pictures of the gallery: each example is run once more, with its rounds kept."""
+    for example in [*EXAMPLES, OWN]:
+        picture = stage / "examples" / f"{example.stem}.png"
+        subprocess.run([sys.executable, "tools/gallery.py", str(example), str(picture.resolve())], check=True, cwd=ROOT)
 
 
 def reference() -> Iterator[tuple[str, str]]:

@@ -20,12 +20,15 @@ from fedge.experiment.device import find
 from fedge.runs.folder import versions
 from fedge.sweep.hardware import hardware
 
+LETTERS = (
+    "; ".join(f"{name}: {one.title}" for name, one in WORKLOADS.items()) + ". B is the batch size, E local epochs."
+)
 ON_A_CPU = ("A", "B", "C")
 
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help=f"{', '.join(WORKLOADS)}.", show_default="A B C")
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help=LETTERS, show_default="A B C")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that are timed; the median counts.")] = 5,

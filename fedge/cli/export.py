@@ -20,6 +20,7 @@ def export(
     client: Annotated[
         int | None, typer.Option(min=0, help="With the personal layers of this client.", show_default=False)
     ] = None,
+    best: Annotated[bool, typer.Option("--best", help='The model of the best round: keep = "best".')] = False,
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Run the Python file that the run's own model or algorithm is from.")
     ] = False,
@@ -29,7 +30,7 @@ def export(
     .safetensors and .pt hold the tensors by the names of the module; .onnx and .pt2 hold the computation too.
     """
     with one_line():
-        found = load_run(run, run_code=run_code)
+        found = load_run(run, best=best, run_code=run_code)
         try:
             found.save(path, client)
         except (ValueError, NotImplementedError) as error:  # what this algorithm has no file for

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from fedge import toml
-from fedge.checks import brief
 from fedge.cli.errors import one_line
-from fedge.experiment import EXPERIMENT_FILE, run_folders
+from fedge.experiment import run_folders
 from fedge.report import ReportError, write_report
 from fedge.report.series import check_target
+from fedge.report.targets import stated_target
 from fedge.report.write import needs_matplotlib
 
 
@@ -50,7 +49,7 @@ def report(
         folders = [folder for path in runs for folder in _expand(path)]
         if out is None and len(runs) == 1:
             out = runs[0]
-        page = write_report(folders, out, _target(runs) if target is None else target)
+        page = write_report(folders, out, stated_target(runs) if target is None else target)
     typer.echo(str(page))
     if open_:
         webbrowser.open(page.resolve().as_uri())
@@ -63,7 +62,7 @@ def _serve(runs: list[Path], target: float | None, where: tuple[str, int, bool],
     for path in runs:
         if not path.is_dir():
             raise ReportError(f"{path} is not a folder: name one that holds runs, or will")
-    goal = _target(runs) if target is None else target
+    goal = stated_target(runs) if target is None else target
     page = LivePage(lambda: [folder for path in runs for folder in run_folders(path)], goal)
     with server(page, *where) as made:
         host, port = made.server_address[:2]
@@ -83,23 +82,3 @@ def _expand(path: Path) -> list[Path]:
     if not found:
         raise ReportError(f"{path} holds no run: expected a folder that `fedge run` wrote, such as runs/digits")
     return found
-
-
-def _target(runs: list[Path]) -> float | None:
-    """What the experiments themselves aim at, if they agree."""
-    found = {_stated(path) for path in runs}
-    return found.pop() if len(found) == 1 else None
-
-
-def _stated(path: Path) -> float | None:
-    for folder in (path, path.resolve().parent):
-        file = folder / EXPERIMENT_FILE
-        if file.is_file():
-            try:
-                target = toml.loads(file.read_text("utf-8")).get("target")
-            except ValueError as error:
-                raise ReportError(f"{file} is not TOML: {error}") from error
-            if isinstance(target, bool) or not isinstance(target, int | float | None):
-                raise ReportError(f"{file}: target is {brief(target)}, it must be a number such as 0.9")
-            return target
-    return None

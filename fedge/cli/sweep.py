@@ -21,6 +21,7 @@ from fedge.cli.text import examples, say, to_json
 from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
+from fedge.report.series import own_metrics
 from fedge.report.summary import columns, summary_rows
 from fedge.runs.experiments import EXPERIMENT_FILE, is_run
 from fedge.sweep import Runner, Stopped
@@ -105,7 +106,7 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
         return target
     goal = default_target(read) if target is None else target
     groups = grouped(read)
-    head, rows = summary_rows(groups, [one for one in columns(goal) if one.title.startswith(SHOWN)])
+    head, rows = summary_rows(groups, [one for one in columns(goal, own_metrics(read)) if one.title.startswith(SHOWN)])
     kept = [at for at, title in enumerate(head) if title != "rounds" or not all(run.finished for run in read)]
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for at in kept:
@@ -114,7 +115,7 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
         shown.add_column(title, justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for row in rows:
         cells = [NOTHING if one is None else escape(one) for one in row]
-        shown.add_row(*(cells[at].replace(" ± ", "±") if at else cells[at] for at in kept))
+        shown.add_row(*(cells[at].replace(" ± ", "±").replace(" (", "\n(") if at else cells[at] for at in kept))
     console.print()
     console.print(shown)
     if any(group.seeds > 1 for group in groups):

@@ -22,20 +22,22 @@ from fedge.handle import Handle
 from fedge.ledger import Ledger, Row
 from fedge.runs import checkpoint
 from fedge.runs.experiments import records, run_folders
-from fedge.runs.folder import RunFolderError, as_plain, first_difference
+from fedge.runs.folder import BEST, RunFolderError, as_plain, first_difference
 from fedge.runs.log import fields
 from fedge.runs.run import Run
 
 
-def load_run(folder: Path | str, algorithm: Algorithm[Any] | None = None, *, run_code: bool = False) -> Run[Any]:
-    """The run in a folder as its last checkpoint has it, on the CPU.
+def load_run(
+    folder: Path | str, algorithm: Algorithm[Any] | None = None, *, best: bool = False, run_code: bool = False
+) -> Run[Any]:
+    """The run in a folder as its last checkpoint has it, or with `best` as its best round left it, on the CPU.
 
     What an experiment file made is made again from it, without the data. A run that was started from Python needs
     its `algorithm`, with a model of the same kind; the parameters are the trained ones. So does a run whose model or
     algorithm is a part of your own (`mine.py:Net`), unless `run_code` allows the file that the folder names to be run.
     """
     folder = Path(folder)
-    content = _checkpoint(folder)
+    content = _checkpoint(folder, BEST if best else "checkpoint.pt")
     if algorithm is None:
         algorithm = _algorithm(folder, content["config"], run_code)
     else:
@@ -52,13 +54,15 @@ def load_run(folder: Path | str, algorithm: Algorithm[Any] | None = None, *, run
     )
 
 
-def _checkpoint(folder: Path) -> dict[str, Any]:
+def _checkpoint(folder: Path, file: str) -> dict[str, Any]:
     if not (folder / "checkpoint.pt").is_file():
         inside = [one.name for one in run_folders(folder)] if folder.is_dir() else []
         remedy = f"it holds the runs {inside}, name one of them" if inside else "name the folder of a run"
         raise RunFolderError(f"there is no run in {folder}: {remedy}")
+    if not (folder / file).is_file():
+        raise RunFolderError(f'{folder} has no best round: it was not trained with keep = "best" in [train]')
     try:
-        return checkpoint.load(folder / "checkpoint.pt")
+        return checkpoint.load(folder / file)
     except checkpoint.CheckpointError as error:
         raise RunFolderError(f"cannot load the run: {error}") from None
 

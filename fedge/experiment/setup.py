@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
@@ -45,7 +46,16 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
         federation = deal(experiment.partition, data)
     check_train(experiment.train, federation)
     algorithms = build_algorithms(experiment, federation)
+    for label, algorithm in algorithms.items():
+        check_clock(experiment, algorithm, label)
     return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
+
+
+def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -> None:
+    """Said before there is a folder: a server that does not wait needs to know who answers when."""
+    if experiment.edge is None and isinstance(algorithm, Asynchronous):
+        name = type(algorithm).__name__
+        raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
 
 
 def _edge(experiment: Experiment, federation: Federation) -> Edge | None:

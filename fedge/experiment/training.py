@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from fedge.engine import Engine
 from fedge.engine.runtime import Precision
 from fedge.engine.ways import Way
 from fedge.experiment.own import find
 from fedge.experiment.values import made
-from fedge.hooks import Metric, Observe, Plateau, Reached, Spent
+from fedge.hooks import Best, Metric, Observe, Plateau, Reached, Spent
 from fedge.loop import Sampling
 
 
@@ -33,6 +33,7 @@ class Training:
     workers: int | None = None
     way: Way | None = None
     metrics: tuple[Metric, ...] = ()  # of your own: ["mine.py:f1"] is test_f1 in the records
+    keep: Literal["last", "best"] | Best = "last"
     until: Plateau | Reached | Spent | None = None
 
 
@@ -43,8 +44,8 @@ def engine_of(table: Mapping[str, Any]) -> Engine:
 def observe_of(table: Mapping[str, Any]) -> Observe:
     given = {one.name: table[one.name] for one in fields(Observe) if one.name in table}
     given["metrics"] = {one.thing: find(one, "train: metrics") for one in given.get("metrics", ())}
-    if given.get("until") is not None:
-        given["until"] = made(given["until"], get_type_hints(Training)["until"])
+    hints = get_type_hints(Training)
+    given |= {name: made(given[name], hints[name]) for name in ("keep", "until") if name in given}
     return Observe(**given)
 
 

@@ -6,7 +6,6 @@ Runs that differ in their seeds are one line, their mean, with a band of one sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -21,7 +20,7 @@ from fedge.report.read import RunFolder
 from fedge.report.series import Against, curve, running_mean
 from fedge.report.style import Look, looks
 
-Measure = Literal["accuracy", "loss"]
+Measure = str  # accuracy, loss, or the name of a metric of the user's own
 NOISY = 60  # points; a longer curve is drawn thin, under its running mean
 THICK, THIN = 1.8, 0.8  # points
 LOG_RATIO = 50.0  # largest loss over smallest, from which a linear axis shows one of them only
@@ -32,7 +31,7 @@ X_LABEL: dict[Against, str] = {
     "virtual_seconds": "time on the devices (s)",
     "joules": "energy of all devices (J)",
 }
-Y_LABEL: dict[Measure, str] = {"accuracy": "accuracy (%)", "loss": "loss"}
+Y_LABEL = {"accuracy": "accuracy (%)"}
 
 
 def accuracy(runs: Sequence[RunFolder], against: Against = "rounds", target: float | None = None) -> Figure:
@@ -43,6 +42,11 @@ def accuracy(runs: Sequence[RunFolder], against: Against = "rounds", target: flo
 def loss(runs: Sequence[RunFolder], against: Against = "rounds") -> Figure:
     """Test loss of all runs; training loss thin, where there is one."""
     return _one(runs, "loss", against, None)
+
+
+def metric(runs: Sequence[RunFolder], name: str) -> Figure:
+    """A metric of the user's own on the test set, against rounds; on training data thin, where it was computed."""
+    return _one(runs, name, "rounds", None)
 
 
 def headline(runs: Sequence[RunFolder], target: float | None = None) -> Figure:
@@ -73,7 +77,7 @@ def _one(runs: Sequence[RunFolder], measure: Measure, against: Against, target: 
 def _fill(axes: Axes, groups: Sequence[Group], measure: Measure, against: Against, target: float | None) -> None:
     """One pair of axes with the test curve of every group; the plain ones lie under those with a colour."""
     part = " or ".join(dict.fromkeys(run.judged_on for group in groups for run in group.runs))
-    style.dress(axes, X_LABEL[against], f"{part} {Y_LABEL[measure]}")
+    style.dress(axes, X_LABEL[against], f"{part} {Y_LABEL.get(measure, measure)}")
     style.ticks(axes, whole=against == "rounds")
     axes.margins(x=0.02)
     for at, (group, look) in enumerate(zip(groups, looks(groups), strict=True)):
@@ -84,7 +88,7 @@ def _fill(axes: Axes, groups: Sequence[Group], measure: Measure, against: Agains
 
 def _points(group: Group, key: str, against: Against) -> Band:
     found = band(group.runs, key, against)
-    if not key.endswith("accuracy"):
+    if key not in ("test_accuracy", "train_accuracy"):
         return found
     return Band(found.x, [100 * y for y in found.y], [100 * d for d in found.deviation])
 
@@ -147,6 +151,7 @@ def _scale(axes: Axes, measure: Measure) -> None:
     if measure == "accuracy":
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, 0), min(high, 100.5))
+    if measure != "loss":
         return
     values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.get_lines()])
     if values.size and 0 < values.min() < values.max() / LOG_RATIO:

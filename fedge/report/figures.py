@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from matplotlib.figure import Figure
 
-from fedge.report.curves import accuracy, headline, loss
+from fedge.report.curves import accuracy, headline, loss, metric
 from fedge.report.dropouts import dropouts_figure, dropped
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.read import RunFolder
-from fedge.report.series import Against, curve, last
+from fedge.report.series import Against, curve, last, own_metrics
 from fedge.report.timeline import timeline
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "dropouts_figure",
     "headline",
     "loss",
+    "metric",
     "partition_figure",
     "pictures",
     "timeline",
@@ -28,6 +29,7 @@ __all__ = [
 
 MOST_FEDERATIONS = 4  # heat maps on a page
 MOST_TIMELINES = 4
+MOST_METRICS = 8  # of the user's own, a figure each
 Section = Literal["curves", "classes", "devices", "federation", "dropouts"]
 WORDS: dict[Against, str] = {
     "rounds": "rounds",
@@ -72,6 +74,8 @@ def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture
             yield Picture(f"accuracy_{name}", "curves", f"Accuracy against {words}", drawn)
         if any(curve(run, "test_loss", against).y for run in runs):
             yield Picture(f"loss_{name}", "curves", f"Loss against {words}", loss(runs, against))
+    for number, name in enumerate(own_metrics(runs)[:MOST_METRICS], 1):
+        yield Picture(f"metric_{number}", "curves", f"{name} against rounds", metric(runs, name))
 
 
 def federations(runs: Sequence[RunFolder]) -> list[tuple[dict[str, Any], list[str]]]:

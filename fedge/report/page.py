@@ -8,7 +8,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedge.report.curves import NOISY
 from fedge.report.figures import MOST_FEDERATIONS, Picture, Section, federations, listed
@@ -30,6 +30,7 @@ BYTES = (
 CLOSED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # what a page may load: nothing
 LIVE_POLICY = f"{CLOSED}; script-src 'self'; connect-src 'self'"  # of one that is served
 MANY = 6  # names in one line
+DEFAULT_TARGET = " It is the default: 90 % of the best accuracy any run reached, rounded down to a whole percent."
 DEVICES = (
     "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. "
     "Accuracy by kind of device is that of every class, weighted by what clients of the kind hold."
@@ -37,7 +38,14 @@ DEVICES = (
 Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each
 
 
-def page(runs: Sequence[RunFolder], drawn: Drawn, target: float | None, live: str = "") -> str:
+class Goal(NamedTuple):
+    """The test accuracy to which rounds and MB are counted, and whether anybody chose it."""
+
+    target: float | None
+    default: bool = False
+
+
+def page(runs: Sequence[RunFolder], drawn: Drawn, goal: Goal, live: str = "") -> str:
     """The whole page; `live` is the element that keeps one up to date that is served."""
     names = ", ".join(dict.fromkeys(run.name for run in runs))
     groups = grouped(runs)
@@ -47,7 +55,7 @@ def page(runs: Sequence[RunFolder], drawn: Drawn, target: float | None, live: st
         subtitle=escape(_subtitle(runs, groups)),
         policy=LIVE_POLICY if live else CLOSED,
         styles=filters.css(),
-        sections="\n".join(_sections(runs, groups, filters, drawn, target)),
+        sections="\n".join(_sections(runs, groups, filters, drawn, goal)),
         live=live,
     )
 
@@ -60,7 +68,7 @@ def _subtitle(runs: Sequence[RunFolder], groups: Sequence[Group]) -> str:
 
 
 def _sections(
-    runs: Sequence[RunFolder], groups: Sequence[Group], filters: Filters, drawn: Drawn, target: float | None
+    runs: Sequence[RunFolder], groups: Sequence[Group], filters: Filters, drawn: Drawn, goal: Goal
 ) -> Iterator[str]:
     if not runs:
         return
@@ -71,9 +79,9 @@ def _sections(
     yield _section(
         "Summary",
         filters.html(),
-        summary_table([group for group, _ in shown], target, [one for _, one in shown]),
-        *_every_run(runs, shown, target),
-        *_notes(runs, groups, target),
+        summary_table([group for group, _ in shown], goal.target, [one for _, one in shown]),
+        *_every_run(runs, shown, goal.target),
+        *_notes(runs, groups, goal),
     )
     named = [(one, escape(group.label)) for one, group in zip(classes, groups, strict=True)]
     yield _section("Accuracy, loss and what they cost", *_curves(groups, drawn, named))
@@ -107,17 +115,16 @@ def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _notes(runs: Sequence[RunFolder], groups: Sequence[Group], target: float | None) -> Iterator[str]:
+def _notes(runs: Sequence[RunFolder], groups: Sequence[Group], goal: Goal) -> Iterator[str]:
     if len(groups) < len(runs):
         yield _note(
             "Runs that differ in their seeds are one row: mean ± sample standard deviation. (2 of 3): so many of them "
             "have such a value, and only they count."
         )
-    if target is not None:
+    if goal.target is not None:
         yield _note(
-            f"The target is a test accuracy of {100 * target:.4g} %; what it took is read at the first evaluated round "
-            "that reaches it. The default target is 90 % of the best accuracy any run reached, rounded down to a whole "
-            "percent."
+            f"The target is a test accuracy of {100 * goal.target:.4g} %; what it took is read at the first evaluated "
+            f"round that reaches it.{DEFAULT_TARGET * goal.default}"
         )
     for run in runs:
         if run.failed:

@@ -64,7 +64,7 @@ def read(path: Path | str) -> RunFolder:
         name=name,
         label=label,
         stated=label,
-        failed=None if summary else failure(folder),
+        failed=summary.get("diverged") or failure(folder),
         config=config,
         rounds=_lines(folder / "rounds.jsonl"),
         ledger=_lines(folder / "ledger.jsonl"),

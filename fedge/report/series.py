@@ -12,6 +12,7 @@ from fedge.report.read import RunFolder
 
 Against = Literal["rounds", "MB", "seconds", "virtual_seconds", "joules"]
 MB = 1e6
+KNOWN = ("test_accuracy", "test_loss")
 
 
 class Curve(NamedTuple):
@@ -73,6 +74,23 @@ def last(run: RunFolder, key: str) -> Any:
     """The newest value of a key, or None."""
     found = [record[key] for record in run.rounds if record.get(key) is not None]
     return found[-1] if found else None
+
+
+def own_metrics(runs: Iterable[RunFolder]) -> list[str]:
+    """Metrics of the user's own that any round was judged by, `f1` for test_f1, in the order in which they came."""
+    records = (record for run in runs for record in run.rounds)
+    keys = dict.fromkeys(key for record in records for key, value in record.items() if is_number(value))
+    return [key.removeprefix("test_") for key in keys if key.startswith("test_") and key not in KNOWN]
+
+
+def final_metric(run: RunFolder, name: str) -> float | None:
+    """The mean over the rounds that `final` means in the run's summary; without one, the last value."""
+    rounds = run.summary.get("final_rounds")
+    late = run.rounds[-int(rounds) :] if is_number(rounds) else run.rounds
+    found = [float(record[f"test_{name}"]) for record in late if is_number(record.get(f"test_{name}"))]
+    if not found:
+        return None
+    return sum(found) / len(found) if is_number(rounds) else found[-1]
 
 
 def best_accuracy(run: RunFolder) -> float | None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from fedge.report.groups import Group, spread
 from fedge.report.read import RunFolder
-from fedge.report.series import best_accuracy, curve, elapsed, is_number, last, megabytes, recorded, to_target
+from fedge.report.series import (
+    best_accuracy,
+    curve,
+    elapsed,
+    final_metric,
+    is_number,
+    last,
+    megabytes,
+    recorded,
+    to_target,
+)
 
 Cell = str | None
 
@@ -50,7 +61,8 @@ def _with_digits_of(text: str, other: str) -> str:
     return f"{float(other.replace(',', '')):,.{digits}f}"
 
 
-def columns(target: float | None) -> list[Column]:
+def columns(target: float | None, metrics: Sequence[str] = ()) -> list[Column]:
+    """Of every run: accuracies, metrics of the user's own, bytes, time, and what it took to reach the target."""
     found = [
         Column(
             "final test accuracy (%)", lambda run: _stated(run, "final_accuracy", last(run, "test_accuracy")), hundred
@@ -61,7 +73,8 @@ def columns(target: float | None) -> list[Column]:
             lambda run: _stated(run, "final_train_accuracy", last(run, "train_accuracy")),
             hundred,
         ),
-        Column("final test loss", _loss, lambda value: f"{value:.4g}"),
+        Column("final test loss", _loss, four_digits),
+        *(Column(f"final test {name}", partial(final_metric, name=name), four_digits) for name in metrics),
         Column("epsilon", lambda run: last(run, "epsilon"), lambda value: f"{value:.3g}"),
         Column("delta", lambda run: last(run, "delta"), lambda value: f"{value:.1e}"),
         Column("MB up", lambda run: megabytes(run, "up"), number),
@@ -116,6 +129,10 @@ def _stated(run: RunFolder, key: str, otherwise: object) -> object:
 def _loss(run: RunFolder) -> object:
     """Of runs without an accuracy, which have nothing else to show."""
     return None if curve(run, "test_accuracy").y else _stated(run, "final_loss", last(run, "test_loss"))
+
+
+def four_digits(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def hundred(fraction: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import zip_longest
@@ -9,11 +10,12 @@ from itertools import zip_longest
 from fedge.report.dropouts import dropped
 from fedge.report.groups import Group
 from fedge.report.read import RunFolder
-from fedge.report.series import last
+from fedge.report.series import last, own_metrics
 from fedge.report.summary import Cell, columns, hundred, summary_rows
 
 NOTHING = "–"
 MOST_DROPS = 50
+SOME = re.compile(r" (\(\d+ of \d+\))$")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int = 1, classes: Sequence[str] = ()) -> str:
@@ -33,12 +35,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int = 1, c
 
 def _cell(tag: str, text: Cell, is_text: bool) -> str:
     mark = "" if is_text else ' class="n"'
-    return f"<{tag}{mark}>{escape(NOTHING if text is None else text)}</{tag}>"
+    shown = escape(NOTHING if text is None else text)
+    if not is_text:  # how many runs have such a value, on a line of its own
+        shown = SOME.sub(r" <small>\1</small>", shown)
+    return f"<{tag}{mark}>{shown}</{tag}>"
 
 
 def summary_table(groups: Sequence[Group], target: float | None, classes: Sequence[str] = ()) -> str:
     """One row per group: means over its runs, with their spread if there are several."""
-    head, rows = summary_rows(groups, columns(target))
+    head, rows = summary_rows(groups, columns(target, own_metrics(run for group in groups for run in group.runs)))
     return table(head, rows, classes=classes)
 
 

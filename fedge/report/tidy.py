@@ -9,7 +9,17 @@ from typing import Any, Literal
 from fedge.report.errors import ReportError
 from fedge.report.labels import flatten, varying
 from fedge.report.read import RunFolder, read_all
-from fedge.report.series import best_accuracy, check_target, elapsed, last, megabytes, to_target
+from fedge.report.series import (
+    best_accuracy,
+    check_target,
+    elapsed,
+    final_metric,
+    last,
+    megabytes,
+    own_metrics,
+    to_target,
+)
+from fedge.report.targets import stated_target
 from fedge.runs.experiments import run_folders
 
 ALWAYS = ("algorithm.name", "train.seed")
@@ -27,13 +37,16 @@ def results(
     >>> frame.groupby("algorithm.lr")["final_accuracy"].agg(["mean", "std"])  # doctest: +SKIP
 
     A folder is a run's, or holds runs. Columns: `folder`, `label`, `state` (done, failed, unfinished), every field of
-    the configuration in which the runs differ (`algorithm.lr`, `train.seed`), and what came of them; with a `target`
-    accuracy also `rounds_to_target` and `megabytes_to_target` (None: not reached). `per="round"` has a row per round
-    instead, with accuracy, loss, bytes and seconds of that round and `megabytes` up to it.
+    the configuration in which the runs differ (`algorithm.lr`, `train.seed`), and what came of them, your own metrics
+    among it (`final_f1`). With a `target` accuracy, that of the experiment file unless another is given, there are also
+    `rounds_to_target` and `megabytes_to_target` (None: not reached). `per="round"` has a row per round instead, with
+    accuracy, loss, metrics, bytes and seconds of that round and `megabytes` up to it.
     """
     if per not in ("run", "round"):
         raise ReportError(f"per is {per!r}, it must be 'run' or 'round'")
-    if target is not None:
+    if target is None:
+        target = stated_target(folders)
+    else:
         check_target(target)
     found: list[Path] = []
     for folder in folders:
@@ -47,14 +60,19 @@ def results(
 def tidy(folders: Sequence[Path], target: float | None) -> list[Row]:
     """One row per run."""
     runs = read_all(folders)
-    return [about | _outcome(run, target) for run, about in zip(runs, _about(runs), strict=True)]
+    more = own_metrics(runs)
+    return [
+        about | _outcome(run, target) | {f"final_{name}": final_metric(run, name) for name in more}
+        for run, about in zip(runs, _about(runs), strict=True)
+    ]
 
 
 def rounds(folders: Sequence[Path]) -> list[Row]:
     """One row per round of every run."""
     runs = read_all(folders)
+    keys = [*ROUND, *(f"test_{name}" for name in own_metrics(runs))]
     return [
-        about | {"round": record.get("round")} | {key: record.get(key) for key in ROUND} | {"megabytes": spent}
+        about | {"round": record.get("round")} | {key: record.get(key) for key in keys} | {"megabytes": spent}
         for run, about in zip(runs, _about(runs), strict=True)
         for record, spent in zip(run.rounds, elapsed(run, "MB"), strict=True)
     ]
@@ -73,7 +91,7 @@ def _about(runs: Sequence[RunFolder]) -> list[Row]:
 
 
 def _state(run: RunFolder) -> str:
-    return "done" if run.finished else "failed" if run.failed else "unfinished"
+    return "failed" if run.failed else "done" if run.finished else "unfinished"
 
 
 def _outcome(run: RunFolder, target: float | None) -> Row:

@@ -47,12 +47,12 @@ def compose(
     """The page, and its figures with their SVG documents; see `page` for `live`."""
     with needs_matplotlib():
         from fedge.report.figures import pictures
-        from fedge.report.page import page
+        from fedge.report.page import Goal, page
         from fedge.report.svg import render
     with _shown(runs):
-        target = default_target(runs) if target is None else target
-        drawn = [(picture, render(picture.figure)) for picture in pictures(runs, target)]
-        return page(runs, drawn, target, live), drawn
+        goal = Goal(default_target(runs), True) if target is None else Goal(target)
+        drawn = [(picture, render(picture.figure)) for picture in pictures(runs, goal.target)]
+        return page(runs, drawn, goal, live), drawn
 
 
 def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:

@@ -1,4 +1,8 @@
-"""Checkpoints: written atomically, loaded with weights_only, refused with the reason when foreign or damaged."""
+"""Checkpoints: written atomically, loaded with weights_only, refused with the reason when foreign or damaged.
+
+A file is what `torch.save` writes, a ZIP archive, so `torch.load(path, weights_only=True)` reads it anywhere. Its
+checksum is the comment of the archive.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ import torch
 
 from fedge.runs import atomic
 
-MAGIC = b"fedge checkpoint 1\n"
+FIRST = b"fedge checkpoint 1\n"  # began the files of earlier versions
+MAGIC = b"fedge checkpoint 2 "
+COMMENT = len(MAGIC) + 8
 
 
 class CheckpointError(ValueError):
@@ -19,11 +25,13 @@ class CheckpointError(ValueError):
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """A nest of dicts, lists, tuples, tensors, numbers, strings and None, with a checksum in front."""
+    """A nest of dicts, lists, tuples, tensors, numbers, strings and None."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     body = buffer.getvalue()
-    atomic.write_atomically(path, MAGIC + zlib.crc32(body).to_bytes(4, "big") + body)
+    assert body.endswith(b"\0\0")  # an archive ends with the length of its comment
+    body = body[:-2] + COMMENT.to_bytes(2, "little")
+    atomic.write_atomically(path, body + MAGIC + _sum(body))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -32,10 +40,25 @@ def load(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
-    if not raw.startswith(MAGIC):
-        raise CheckpointError(f"{path} is not a checkpoint of this version of fedge")
-    checksum, body = raw[len(MAGIC) : len(MAGIC) + 4], raw[len(MAGIC) + 4 :]
-    if zlib.crc32(body).to_bytes(4, "big") != checksum:
-        raise CheckpointError(f"{path} is damaged: its checksum does not match ({len(raw)} bytes)")
+    body = _body(path, raw)
     content: dict[str, Any] = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
     return content
+
+
+def _body(path: Path, raw: bytes) -> bytes:
+    """What torch reads of a file, if it is as it was written."""
+    if raw.startswith(FIRST):
+        body = raw[len(FIRST) + 4 :]
+        whole = zlib.crc32(body).to_bytes(4, "big") == raw[len(FIRST) : len(FIRST) + 4]
+    elif raw.startswith(b"PK\3\4") and raw[-22:-18] != b"PK\5\6":  # a whole archive without a comment is not ours
+        body = raw
+        whole = raw[-COMMENT:] == MAGIC + _sum(raw[:-COMMENT])
+    else:
+        raise CheckpointError(f"{path} is not a checkpoint of this version of fedge")
+    if not whole:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match ({len(raw)} bytes)")
+    return body
+
+
+def _sum(body: bytes) -> bytes:
+    return f"{zlib.crc32(body):08x}".encode()

@@ -56,10 +56,9 @@ def _program(module: nn.Module, example: Tensor | None) -> torch.export.Exported
     """The computation for any number of examples; traced with two, as one would count as a constant."""
     if example is None:
         raise ExportError("this run does not know its inputs: set run.example to one, [1, ...], and save again")
-    many = torch.export.Dim("examples", min=1)
-    return torch.export.export(
-        module, (example.expand(2, *example.shape[1:]).contiguous(),), dynamic_shapes=({0: many},)
-    )
+    many, inputs = torch.export.Dim("examples", min=1), (example.expand(2, *example.shape[1:]).contiguous(),)
+    with _quiet():  # of LSTMs it warns about their own flat weights
+        return torch.export.export(module, inputs, dynamic_shapes=({0: many},))
 
 
 def _torch_export(module: nn.Module, example: Tensor | None) -> bytes:

@@ -4,6 +4,7 @@
     ledger.jsonl    one object per ask              clients.json   examples by client and label
     checkpoint.pt   the state, atomic               summary.json   the result, once it is there
     good.pt         the last checkpoint known to be of use, while that is not checkpoint.pt (`fedge.runs.health`)
+    best.pt         the state of the best round, if it is kept
 
 The checkpoint decides: whatever the other files hold beyond its round is cut off when a run goes on.
 """
@@ -37,6 +38,7 @@ MAY_DIFFER = {
     "train.checkpoint_every",
     "train.device",
     "train.metrics",
+    "train.keep",
     "train.until",
     "data.path",
 }  # between the checkpoint and the run that goes on from it
@@ -48,10 +50,12 @@ LATER: dict[str, tuple[Any, ...]] = {
     "dampings": ((), []),
     "direction": ("pairs",),
     "until": (None, "none"),
+    "keep": ("last",),
     "way": (None, "none"),
     "sampling": (None, "none"),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
+BEST = "best.pt"
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
 
 
@@ -131,6 +135,10 @@ class RunFolder:
             return int(checkpoint.load(self.file("good.pt"))["round"])
         except (OSError, ValueError, LookupError, TypeError):
             return None
+
+    def save_best(self, content: dict[str, Any]) -> None:
+        with self._writing():
+            checkpoint.save(self.file(BEST), content)
 
     def append(self, records: list[Record], rows: Iterable[Row]) -> None:
         """More rounds. The ledger goes first, so that a round on record has its rows."""

@@ -18,9 +18,9 @@ from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
 from fedge.handle import parameters
 from fedge.ledger import Row
-from fedge.runs import health
-from fedge.runs.folder import RunFolder, RunFolderError, as_plain, versions, way_back
-from fedge.runs.run import Record, Run, absurd
+from fedge.runs import checkpoint, health
+from fedge.runs.folder import BEST, RunFolder, RunFolderError, as_plain, versions, way_back
+from fedge.runs.run import Kept, Record, Run, absurd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +134,23 @@ class Log:
         content |= {"clients": dict(remembered)} if remembered else {}
         self.chosen = self.link.settings()
         self.folder.save(content | {"engine": self.chosen})
+
+    def keep(self, kept: Kept[Any]) -> None:
+        """The best round so far, in a file of its own."""
+        content = {"config": as_plain(self.config), "round": kept.round, "value": kept.value, "state": kept.state}
+        self.folder.save_best(content)
+
+    def kept(self, run: Run[S]) -> Kept[S] | None:
+        """What an earlier sitting kept, if the run has that round; a later one will come again."""
+        path = self.folder.file(BEST)
+        if not self.group.leads or not path.is_file():
+            return None
+        with self.usable():
+            content = checkpoint.load(path)
+            device = self.link.runtime.device
+            state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), content["state"])
+            found = Kept(int(content["round"]), float(content["value"]), state)
+        return found if found.round <= run.rounds else None
 
     def end(self, run: Run[Any]) -> None:
         """A last checkpoint and, unless the run was stopped, the summary."""

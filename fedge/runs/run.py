@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -20,6 +20,15 @@ from fedge.runs import export
 
 Record = dict[str, Any]
 ABSURD = 1000.0
+
+
+@dataclass(frozen=True)
+class Kept(Generic[S]):
+    """The state after a round that is kept, and how good it was, the larger the better."""
+
+    round: int
+    value: float
+    state: S
 
 
 @dataclass(repr=False)
@@ -39,6 +48,7 @@ class Run(Generic[S]):
     way_back: str = ""  # how to go on from the last checkpoint that was of use, if that is not the newest
     ended: str = ""  # why it was enough before all rounds were done: what `until` said
     example: Tensor | None = None  # one input as the model takes it, [1, ...], all zeros
+    kept: Kept[S] | None = None  # the best round, with Observe(keep="best")
 
     def __repr__(self) -> str:
         last = next((r for r in reversed(self.history) if "test_accuracy" in r), None)
@@ -46,7 +56,8 @@ class Run(Generic[S]):
         moved = self.ledger.total()
         megabytes = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
         end = ", diverged" if self.diverged else ""
-        return f"Run({type(self.algorithm).__name__}, {self.rounds} rounds{accuracy}, {megabytes}{end})"
+        rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
+        return f"Run({type(self.algorithm).__name__}, {rounds}{accuracy}, {megabytes}{end})"
 
     @property
     def diverged(self) -> str | None:
@@ -61,6 +72,18 @@ class Run(Generic[S]):
     @property
     def rounds(self) -> int:
         return len(self.history)
+
+    @property
+    def best(self) -> Run[S]:
+        """This run as it was after its best round, with Observe(keep="best"); what clients remember is not kept."""
+        if self.kept is None:
+            raise ValueError('no best round was kept: train with Observe(keep="best"), keep = "best" in a file')
+        return replace(self, state=self.kept.state, history=self.history[: self.kept.round], memory={}, kept=None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the trained parameters are."""
+        return next(iter(self.params.values())).device
 
     @property
     def params(self) -> Params:
@@ -113,6 +136,7 @@ class Run(Generic[S]):
             "diverged": self.diverged,
             "final_accuracy": _mean(_series(self.history[-last:], "test_accuracy")),
             "final_rounds": last,
+            **({} if self.kept is None else {"best_round": self.kept.round}),
             "best_accuracy": max(_series(self.history, "test_accuracy"), default=None),
             "final_loss": _mean(_series(self.history[-last:], "test_loss")),
             "final_train_accuracy": _mean(_series(self.history[-last:], "train_accuracy")),

@@ -17,7 +17,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.labels import place
 from fedge.experiment.parsing import parse
-from fedge.experiment.setup import build, check_train, make_algorithm, make_model
+from fedge.experiment.setup import build, check_clock, check_train, make_algorithm, make_model
 from fedge.experiment.sweeps import Sweep
 from fedge.experiment.training import engine_of
 from fedge.report import open_tracker
@@ -70,10 +70,10 @@ def state(out: Path, run: Kept) -> State:
     """Read from the folder."""
     folder = out / run.folder
     count = len(records(folder))
+    if why := failure(folder):  # also of one that is finished, and diverged
+        return State("failed", count, why)
     if is_finished(folder, run.rounds, bool(run.config["train"].get("until"))):
         return State("done", count)
-    if why := failure(folder):
-        return State("failed", count, why)
     return State("begun" if count else "to do", count)
 
 
@@ -95,7 +95,7 @@ def check_first(runner: Runner, sweep: Sweep) -> None:
         return made[outputs]
 
     for number, table in enumerate(first.algorithm, 1):
-        make_algorithm(table, place(number, table), federation, model)
+        check_clock(first, make_algorithm(table, place(number, table), federation, model), place(number, table))
 
 
 def run_all(runner: Runner, runs: Iterable[Kept], done: Callable[[Kept, Line], None]) -> None:
@@ -152,7 +152,9 @@ def _train(runner: Runner, run: Kept, folder: Path) -> Line:
         )
     if trained.stopped:
         raise Stopped
-    return {"label": run.title, "rounds": trained.rounds, "failed": None} | figures(trained)
+    if trained.diverged is not None:
+        note_failure(folder, trained.diverged)
+    return {"label": run.title, "rounds": trained.rounds, "failed": trained.diverged} | figures(trained)
 
 
 def _failed(run: Kept, folder: Path, error: Exception) -> Line:

@@ -132,7 +132,7 @@ class Runner:
             raise ExperimentError(f"{entry}: {error}") from error
         if run.stopped:
             raise Stopped
-        return run, None
+        return run, run.diverged
 
     def loaded(self, table: dict[str, Any]) -> Data | Federation:
         """The data of a table [data]; those of the last one are kept."""
