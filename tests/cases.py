@@ -74,7 +74,12 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         "spectral_server": fedge.FedAvg(
             model, epochs=1, batch_size=7, server_optimiser="spectral", server_momentum=0.5
         ),
+        "soap_server": fedge.FedAvg(model, epochs=1, batch_size=7, server_optimiser="soap", server_lr_decay=0.9),
+        "shampoo_server": fedge.FedAvg(
+            model, epochs=1, batch_size=7, server_optimiser="shampoo", server_momentum=0.5, server_warmup=2
+        ),
         "fedcm": fedge.FedCM(model, lr=0.2, alpha=0.4, epochs=2, batch_size=4),
+        "fedcm_spectral": fedge.FedCM(model, lr=0.2, alpha=0.4, epochs=2, batch_size=4, server_optimiser="spectral"),
         "fedcm_decay": fedge.FedCM(model, lr=0.2, alpha=0.4, lr_decay=0.7, inner_decay=0.3, epochs=2, batch_size=4),
         "fedprox": fedge.FedProx(model, lr=0.1, mu=0.3, epochs=2, batch_size=4, momentum=0.5, lr_decay=0.8),
         "fednova": fedge.FedNova(model, lr=0.1, epochs=2, batch_size=4, momentum=0.5, server_momentum=0.3),
@@ -138,6 +143,7 @@ def algorithms() -> dict[str, Algorithm]:
         "fedavg_server_adam",
         "spectral_carried",
         "spectral_server",
+        "shampoo_server",
         "fedcm",
         "fedprox",
         "fednova",

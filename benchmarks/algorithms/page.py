@@ -174,7 +174,8 @@ From the docstrings; c is the cohort, d the number of parameters, b the bytes of
 def text(lines: list[Line]) -> str:
     config = lines[0]
     images, clients = 1437, config["clients"]
-    first = (fedge.FedAvg, fedge.SGD, fedge.Adam, fedge.Spectral, fedge.FedProx, fedge.FedNova, fedge.FedCM)
+    optimisers = (fedge.SGD, fedge.Adam, fedge.Spectral, fedge.Shampoo, fedge.SOAP)
+    first = (fedge.FedAvg, *optimisers, fedge.FedProx, fedge.FedNova, fedge.FedCM)
     trained = (
         *first,
         fedge.SCAFFOLD,

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from statistics import median
 from textwrap import fill
 
-from .grid import Grid
+from .grid import Grid, Method
 from .store import Store
 from .tables import Runs, middle, percent, runs_of
 
 # The winners: all labels at each client (fewest rounds; fewest bytes), two labels (over FedOVA; over FedAvg).
 IID, SERVER, TWO, ONE = "Spectral carried", "Server spectral", "FedOVA + server spectral", "FedAvg + server spectral"
 F, K, F2, K2 = "fmnist-iid", "kws-iid", "fmnist-l2", "kws-l2"
+STEPS = ("spectral", "shampoo", "soap")
+NEWTON = ("giant", "done", "subspace_newton", "fisher_lbfgs")
+
+
+def curved(method: Method) -> bool:
+    """Whether a method uses curvature."""
+    return method.algorithm in NEWTON or any(value in STEPS for value in method.fixed.values())
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,8 @@ class Findings:
         return percent([line[which] for line in self.runs(problem)[method]])
 
     def first_order(self, problem: str) -> list[str]:
-        """Methods that were run on it and take no spectral step."""
-        return [name for name in self.runs(problem) if "spectral" not in self.grid.methods[name].fixed.values()]
+        """Methods that were run on it and use no curvature, neither in their steps nor in their algorithm."""
+        return [name for name in self.runs(problem) if not curved(self.grid.methods[name])]
 
     def cheapest(self, problem: str, goal: str, what: str) -> tuple[float, str]:
         """The best first-order method."""

@@ -164,12 +164,21 @@ def held_out(grid: Grid, lines: list[Line]) -> str:
 
 def setting(values: Setting, method: Method | None = None) -> str:
     """Names and values; with the method, a star where a value is the smallest or largest that was tried."""
-    return ", ".join(f"{name} {value:g}{edge(name, value, method)}" for name, value in values.items())
+    return ", ".join(f"{name} {written(value)}{edge(name, value, method)}" for name, value in values.items())
 
 
-def edge(name: str, value: float, method: Method | None) -> str:
-    tried = {one[name] for one in method.settings if name in one} if method else set()
-    return "\\*" if len(tried) > 1 and value in (min(tried), max(tried)) else ""
+def written(value: Any) -> str:
+    """A number, a word, or a list of them."""
+    if isinstance(value, list):
+        return "/".join(map(written, value))
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def edge(name: str, value: Any, method: Method | None) -> str:
+    """A star at the smallest and the largest number that was tried; words, lists and switches have no edge."""
+    tried = [one[name] for one in method.settings if name in one] if method else []
+    numbers = {one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)}
+    return "\\*" if len(numbers) > 1 and value in (min(numbers), max(numbers)) else ""
 
 
 def number(value: float) -> str:

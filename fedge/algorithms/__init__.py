@@ -16,6 +16,7 @@ from fedge.algorithms.fedper import FedPer
 from fedge.algorithms.fedprox import FedProx
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
 from fedge.algorithms.giant import GIANT
+from fedge.algorithms.kronecker import SOAP, Shampoo
 from fedge.algorithms.optimisers import SGD, Adam
 from fedge.algorithms.private import Private
 from fedge.algorithms.robust import Robust
@@ -52,6 +53,7 @@ __all__ = [
     "GIANT",
     "SCAFFOLD",
     "SGD",
+    "SOAP",
     "Adam",
     "Averaged",
     "Compressed",
@@ -68,6 +70,7 @@ __all__ = [
     "FisherLBFGS",
     "Private",
     "Robust",
+    "Shampoo",
     "Spectral",
     "SubspaceNewton",
 ]

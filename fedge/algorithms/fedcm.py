@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from fedge import tree
-from fedge.algorithms import schedule
+from fedge.algorithms import schedule, server
 from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
+from fedge.algorithms.server import Served
 from fedge.checks import positive
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import cross_entropy
@@ -24,12 +25,13 @@ class FedCM(Algorithm[State]):
     """FedAvg whose clients mix the last round's mean direction into every local step.
 
         w_k     = E epochs of steps  w <- w - lr (alpha g + (1 - alpha) Delta_t + weight_decay w),  from w_t
-        w_{t+1} = w_t + server_lr * sum_k n_k (w_k - w_t) / sum_k n_k
+        w_{t+1} = w_t + server_lr * sum_k n_k (w_k - w_t) / sum_k n_k,  or another server step
         Delta_{t+1} = sum_k n_k (w_t - w_k) / sum_k n_k L_k,   L_k = the sum of client k's step sizes,  Delta_0 = 0
 
     With equal step sizes and numbers of steps Delta is the mean update per local step, as in the paper; L_k is one
-    number per client and keeps it one where clients or step sizes differ. `lr_decay`, `inner_decay` and `clip` as in
-    FedAvg; what is clipped is the mixture. alpha = 1 is FedAvg.
+    number per client and keeps it one where clients or step sizes differ. `lr_decay`, `inner_decay`, `clip` and
+    `server_...` as in FedAvg; what is clipped is the mixture, and Delta is that of the clients under any server step.
+    alpha = 1 is FedAvg.
 
     Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up c (d b + b + 4); with lr_decay < 1 also
     down c b.
@@ -44,11 +46,18 @@ class FedCM(Algorithm[State]):
     batch_size: int | None = 15
     weight_decay: float = 0.0
     server_lr: float = 1.0
+    server_momentum: float = 0.0
+    server_optimiser: Served = "sgd"
+    server_betas: tuple[float, float] = (0.9, 0.99)
+    server_eps: float = 1e-3
+    server_lr_decay: float = 1.0
+    server_warmup: int = 0
     clip: float | None = None
     loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
         check_settings(self)
+        server.check(self)
         positive("alpha", self.alpha)
         if self.alpha > 1:
             raise ValueError(f"alpha is {self.alpha}, it must be at most 1 (1 is FedAvg)")
@@ -74,15 +83,14 @@ class FedCM(Algorithm[State]):
         return LocalTraining(rule, *size, self.clip, self.inner_decay, measured=True)
 
     def init(self, params: Params) -> State:
-        return {"params": params, "direction": tree.zeros_like(params), **schedule.begin(self.lr_decay)}
+        return {"params": params, "direction": tree.zeros_like(params), **server.begin(self, params)}
 
     def adopt(self, state: State) -> State:
-        return schedule.begin(self.lr_decay) | state
+        return server.begin(self, state["params"]) | state
 
     def round(self, state: State) -> Flow[State]:
         w = state["params"]
         send = {"params": w, "direction": state["direction"], **schedule.part(self.lr_decay, state)}
         trained = yield Ask(self._local().asked("train"), send)
         delta, length = trained.mean["delta"], trained.mean["length"]["sum"]
-        after = {"params": tree.axpy(self.server_lr, delta, w), "direction": tree.scale(-1 / length, delta)}
-        return {**after, **schedule.after(self.lr_decay, state)}
+        return {**server.step(self, state, delta), "direction": tree.scale(-1 / length, delta)}

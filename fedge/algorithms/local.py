@@ -37,6 +37,7 @@ SETTINGS: dict[str, Callable[[str, Any], None]] = {
     "weight_decay": non_negative,
     "clip": lambda name, value: positive(name, value, optional=True),
     "server_lr": positive,
+    "server_lr_decay": lambda name, value: schedule.check(value, name),
     "server_momentum": unit_interval,
 }
 

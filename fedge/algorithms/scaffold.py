@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedge import tree
-from fedge.algorithms import schedule
+from fedge.algorithms import schedule, server
 from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
+from fedge.algorithms.server import Served
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import cross_entropy
@@ -28,12 +29,12 @@ class SCAFFOLD(Algorithm[State]):
 
         w_k     = E epochs of steps  w <- w - lr (g + weight_decay w - c_k + c),  from w_t
         c_k^+   = c_k - c + (w_t - w_k) / L_k,   L_k = the sum of client k's step sizes
-        w_{t+1} = w_t + server_lr * mean over the cohort S of  w_k - w_t
+        w_{t+1} = w_t + server_lr * mean over the cohort S of  w_k - w_t,  or another server step
         c       <- c + |S| / N * mean over S of  c_k^+ - c_k
 
     A client remembers its control c_k, at first 0, and it never travels; the server's c is at all times the mean of the
-    c_k of all N clients. With equal step sizes L_k is the paper's K lr. `lr_decay`, `inner_decay` and `clip` as in
-    FedAvg; what is clipped is the corrected gradient.
+    c_k of all N clients. With equal step sizes L_k is the paper's K lr. `lr_decay`, `inner_decay`, `clip` and
+    `server_...` as in FedAvg; what is clipped is the corrected gradient.
 
     `clients` is N; an experiment file takes it from its partition. None: N is the number of clients that have taken
     part so far, which every client's first upload tells; once all have, that is the same. It is what FedOVA needs,
@@ -56,6 +57,12 @@ class SCAFFOLD(Algorithm[State]):
     batch_size: int | None = 15
     weight_decay: float = 0.0
     server_lr: float = 1.0
+    server_momentum: float = 0.0
+    server_optimiser: Served = "sgd"
+    server_betas: tuple[float, float] = (0.9, 0.99)
+    server_eps: float = 1e-3
+    server_lr_decay: float = 1.0
+    server_warmup: int = 0
     clip: float | None = None
     weighted: bool = False
     clients: int | None = None
@@ -63,6 +70,7 @@ class SCAFFOLD(Algorithm[State]):
 
     def __post_init__(self) -> None:
         check_settings(self)
+        server.check(self)
         if self.clients is None:
             return
         at_least_one("clients", self.clients)
@@ -103,20 +111,19 @@ class SCAFFOLD(Algorithm[State]):
         return LocalTraining(rule, *size, self.clip, self.inner_decay, measured=True)
 
     def init(self, params: Params) -> State:
-        return {"params": params, **self._begin(params), **schedule.begin(self.lr_decay)}
+        return {"params": params, **self._begin(params)}
 
     def adopt(self, state: State) -> State:
-        return self._begin(state["params"]) | schedule.begin(self.lr_decay) | state
+        return self._begin(state["params"]) | state
 
     def _begin(self, params: Params) -> State:
         seen = {"seen": next(iter(params.values())).new_zeros(())} if self.clients is None else {}
-        return {"control": tree.zeros_like(params), **seen}
+        return {"control": tree.zeros_like(params), **seen, **server.begin(self, params)}
 
     def round(self, state: State) -> Flow[State]:
         send = {"params": state["params"], "control": state["control"], **schedule.part(self.lr_decay, state)}
         trained = yield Ask(self._local().asked("train"), send)
-        params = tree.axpy(self.server_lr, trained.mean["delta"], state["params"])
-        return {"params": params, **self._control(trained, state), **schedule.after(self.lr_decay, state)}
+        return {**server.step(self, state, trained.mean["delta"]), **self._control(trained, state)}
 
     def _control(self, trained: Reply, state: State) -> State:
         """The mean of all clients' controls after this round: c + |S| / N * mean change, where N may have grown."""

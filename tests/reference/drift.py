@@ -14,12 +14,14 @@ from .common import (
     Weight,
     by_examples,
     flat,
+    flatten,
     mean_loss,
     named,
     rounds,
     weighted_mean,
     with_params,
 )
+from .spectral import server_step
 
 Extra = Callable[[Tensor], Tensor]  # flat parameters -> what is added to the flat gradient
 
@@ -66,6 +68,8 @@ def scaffold(
     total: int | None,
     lr_decay: float = 1.0,
     server_lr: float = 1.0,
+    server_momentum: float = 0.0,
+    spectral: bool = False,
     weight: Weight = lambda n: 1.0,
     **options: float,
 ) -> Params:
@@ -75,7 +79,7 @@ def scaffold(
     """
     w = flat(module)
     controls: dict[int, Tensor] = {}
-    c = torch.zeros_like(w)
+    c, m = torch.zeros_like(w), torch.zeros_like(w)
     for t, phases in rounds(cohorts):
         deltas, weights, after = [], [], dict(controls)
         for k in phases[0]:
@@ -87,7 +91,13 @@ def scaffold(
             after[k] = own - c - delta / sum(sizes)
             deltas.append(delta)
             weights.append(weight(len(clients[k][1])))
-        controls, w = after, w + server_lr * weighted_mean(deltas, weights)
+        controls, m = after, server_momentum * m - weighted_mean(deltas, weights)
+        if spectral:
+            pieces = named(module, m)
+            moved = server_step(list(pieces.values()), server_momentum, server_lr)
+            w = w - flatten(module, dict(zip(pieces, moved, strict=True)))
+        else:
+            w = w - server_lr * m
         masses = {k: weight(len(clients[k][1])) for k in controls}
         mass = sum(masses.values()) if total is None else total
         c = sum(masses[k] * control for k, control in controls.items()) / mass

@@ -20,6 +20,7 @@ from .common import (
     weighted_mean,
     with_params,
 )
+from .kronecker import Server
 from .spectral import LocalSpectral, server_step
 
 
@@ -98,12 +99,16 @@ def scheduled(
     server_optimiser: str = "sgd",
     server_momentum: float = 0.0,
     server_lr: float = 1.0,
+    server_betas: tuple[float, float] = (0.9, 0.99),
+    server_lr_decay: float = 1.0,
+    server_warmup: int = 0,
     alpha: float | None = None,
     weight: Weight = by_examples,
     **options: float,
 ) -> Params:
     """With `alpha` FedCM, else FedAvg."""
     w = flat(module)
+    factored = Server(server_optimiser, server_momentum, server_betas[1])
     m, direction, carried = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for t, phases in rounds(cohorts):
         model = with_params(module, w)
@@ -129,10 +134,14 @@ def scheduled(
         length = sum(n * one[2] for n, one in zip(weights, found, strict=True)) / sum(weights)
         direction = -delta / length
         m = server_momentum * m - delta
-        step = server_lr * m
-        if server_optimiser == "spectral":
+        size = server_lr * server_lr_decay**t * min(1, (t + 1) / (server_warmup + 1))
+        step = size * m
+        if server_optimiser != "sgd":
             pieces = named(module, m)
-            moved = server_step(list(pieces.values()), server_momentum, server_lr)
+            if server_optimiser == "spectral":
+                moved = server_step(list(pieces.values()), server_momentum, size)
+            else:
+                moved = factored.step(list(named(module, -delta).values()), size)
             step = flatten(module, dict(zip(pieces, moved, strict=True)))
         w = w - step
     return named(module, w)
