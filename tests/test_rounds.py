@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rounds import choice, grid, store
+import fedge
+from benchmarks.rounds import choice, gradients, grid, measure, store, tables
 from benchmarks.rounds.__main__ import main
 from fedge.algorithms import ALGORITHMS
+from tests.cases import toy_data, toy_model
 
 ROOT = Path(__file__).parent.parent
 TIMES = ("wall", "spent", "to", "wall_rounds", "jobs")  # what differs between two runs of the same thing
@@ -215,3 +217,39 @@ def test_the_published_grid_is_fair_and_complete() -> None:
         assert any("lr_decay" in setting and "inner_decay" in setting for setting in method.settings), method.name
     with pytest.raises(SystemExit, match="unknown row"):
         known.rows("nothing")
+
+
+def test_passes_over_a_clients_examples_by_hand() -> None:
+    """A gradient is one pass, a product with a curvature matrix two, a loss or a forward-mode pass one."""
+    cases = {
+        5: fedge.FedAvg(toy_model(), server_optimiser="soap"),
+        6: fedge.FedDANE(toy_model()),
+        3: fedge.FedOVA(fedge.FedCM(toy_model(outputs=2), epochs=3), classes=3),
+        1 + 2 * 20 + 4: fedge.GIANT(toy_model()),
+        1 + 2 * 7: fedge.DONE(toy_model(), iterations=7, candidates=()),
+        5 + (1 + 2) + (1 + 4): fedge.SubspaceNewton(toy_model(), memory=2),
+        5 + 2: fedge.FisherLBFGS(toy_model(), curvature="product"),
+        1 + 1 + 3: fedge.FisherLBFGS(toy_model(), source="gradient", dampings=(0.1, 0.3, 1.0)),
+    }
+    for wanted, algorithm in cases.items():
+        assert gradients.passes(algorithm) == wanted, algorithm
+    with pytest.raises(ValueError, match="batch_size is 6"):
+        gradients.passes(fedge.DONE(toy_model(), batch_size=6))
+
+
+def test_every_row_of_the_grid_can_be_built() -> None:
+    """Every setting of every method, also of those without local training."""
+    whole = grid.read()
+    data = toy_data()
+    for name, method in whole.methods.items():
+        problem = grid.Problem("toy", "toy", "mlp", clients=7, cohort=2, rounds=1, test=[])
+        for one in method.settings:
+            built = measure.algorithm_of(grid.Row(problem, method), one, whole, data, 0)
+            assert gradients.passes(built.inner) > 0, name
+            assert tables.setting(one, method), name
+
+
+def test_settings_are_written_with_words_and_lists() -> None:
+    method = grid.Method("m", "fedavg", [{"lr": 0.1, "server_betas": [0.9, 0.5]}, {"lr": 0.2, "on": True, "as": "x"}])
+    assert tables.setting(method.settings[0], method) == "lr 0.1\\*, server_betas 0.9/0.5"
+    assert tables.setting(method.settings[1], method) == "lr 0.2\\*, on True, as x"

@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -21,6 +21,7 @@ from fedge.core import Algorithm, Model, Params
 from fedge.data import Data
 from fedge.engine import TooFewReplies
 
+from .gradients import passes
 from .grid import Grid, Problem, Row, Setting
 
 Record = dict[str, Any]
@@ -71,7 +72,9 @@ def algorithm_of(row: Row, setting: Setting, grid: Grid, data: Data, seed: int) 
     size = {"inputs": prod(data.train_x.shape[1:])} if row.problem.model in ("mlp", "logistic") else {}
     model: nn.Module = build(**size, outputs=outputs, seed=seed)
     kinds: dict[str, Any] = {**ALGORITHMS}
-    inner = kinds[method.algorithm](model, **grid.common, **method.fixed, **setting)
+    kind = kinds[method.algorithm]
+    local = grid.common if "epochs" in {field.name for field in fields(kind)} else {}  # GIANT and DONE train nothing
+    inner = kind(model, **local, **method.fixed, **setting)
     if method.around is not None:
         inner = kinds[method.around](inner, classes=data.classes)
     return Beside(inner, grid.final["window"])
@@ -124,17 +127,16 @@ def advance(
     going.diverged = not math.isfinite(loss) or curve[-1] < max(curve) / 2
 
 
-def evaluations(row: Row, federation: fedge.Federation, grid: Grid) -> Tensor:
+def evaluations(algorithm: Algorithm[Any], federation: fedge.Federation) -> Tensor:
     """Gradients of single examples that each client computes in a round it takes part in, [K]."""
-    passes = grid.common["epochs"] + (1 if row.method.algorithm == "feddane" else 0)
-    jobs = (federation.label_counts() > 0).sum(1) if row.method.around == "fedova" else 1
-    found: Tensor = passes * federation.sizes * jobs
+    jobs = (federation.label_counts() > 0).sum(1) if isinstance(algorithm, fedge.FedOVA) else 1
+    found: Tensor = passes(algorithm) * federation.sizes * jobs
     return found
 
 
 def described(going: Going, row: Row, grid: Grid) -> Record:
     """Curves and costs of a run so far."""
-    records, each = going.records, evaluations(row, going.federation, grid)
+    records, each = going.records, evaluations(going.algorithm.inner, going.federation)
     costs = {
         "up": [record["up_bytes"] for record in records],
         "down": [record["down_bytes"] for record in records],
