@@ -44,11 +44,12 @@ _PLACES = {
     "fedge.handle": ("cross_entropy",),
     "fedge.hooks": ("Best", "Observe", "Plateau", "Reached", "Spent"),
     "fedge.loop": ("train",),
+    "fedge.per_client": ("by_client",),
     "fedge.report.tidy": ("results",),
     "fedge.runs.folder": ("RunFolderError",),
     "fedge.runs.run": ("Run",),
 }
-_MODULES = ("data", "models", "partition")
+_MODULES = ("data", "losses", "metrics", "models", "partition")
 _PLACE = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = sorted([*_PLACE, *_MODULES])

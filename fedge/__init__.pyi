@@ -1,6 +1,6 @@
 """The public names, for type checkers and editors; `__init__.py` loads each when it is first used."""
 
-from fedge import data, models, partition
+from fedge import data, losses, metrics, models, partition
 from fedge.algorithms import (
     DONE,
     GIANT,
@@ -36,6 +36,7 @@ from fedge.federation import Federation
 from fedge.handle import cross_entropy
 from fedge.hooks import Best, Observe, Plateau, Reached, Spent
 from fedge.loop import train
+from fedge.per_client import by_client
 from fedge.report.tidy import results
 from fedge.runs.folder import RunFolderError
 from fedge.runs.run import Run
@@ -93,9 +94,12 @@ __all__ = [
     "Task",
     "TopK",
     "TrimmedMean",
+    "by_client",
     "cross_entropy",
     "data",
     "load_run",
+    "losses",
+    "metrics",
     "models",
     "partition",
     "results",

@@ -24,17 +24,19 @@ import torch
 from torch import Tensor, nn
 
 from fedge import keys
+from fedge.inputs import Inputs, take
+from fedge.losses import class_axis
 
 Params = dict[str, Tensor]
 Payload = dict[str, Params]  # named parts, e.g. {"params": ..., "fisher": ...}
 Carry = Any  # a nest of dicts, tuples and tensors
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits [B, C], labels [B] -> [B]
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [B, ...], targets [B, ...] -> [B]
 S = TypeVar("S")  # an algorithm's state: dicts, lists, tuples, tensors, numbers and None only
 
 
 class Batch(NamedTuple):
-    x: Tensor  # [B, ...]
-    y: Tensor  # [B]
+    x: Inputs  # [B, ...], or several such tensors in a dict or tuple
+    y: Tensor  # [B, ...]
     mask: Tensor  # [B], False where the row is padding
     key: Tensor  # [], the address of this step's randomness
 
@@ -47,7 +49,7 @@ class Batch(NamedTuple):
 class Model(Protocol):
     """The network as an algorithm sees it; an engine is free to compute it faster."""
 
-    def logits(self, params: Params, x: Tensor, key: Tensor | None = None) -> Tensor: ...
+    def logits(self, params: Params, x: Inputs, key: Tensor | None = None) -> Tensor: ...
     def losses(self, params: Params, batch: Batch) -> Tensor: ...
     def loss(self, params: Params, batch: Batch) -> Tensor: ...
     def grad(self, params: Params, batch: Batch) -> Params: ...
@@ -272,10 +274,14 @@ class Algorithm(ABC, Generic[S]):
         """The state of an earlier run, taken over by this algorithm."""
         return state
 
-    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+    def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
         """Refuse, before any training, examples that this algorithm or its model cannot handle."""
-        outputs = model.logits(params, x[:1]).shape[-1]
-        if not y.is_floating_point() and int(y.max()) >= outputs:
+        if y.is_floating_point():
+            return
+        shape = model.logits(params, take(x, slice(1))).shape
+        axis = getattr(self.loss, "axis", None)
+        outputs = shape[class_axis(shape, y[:1].shape) if axis is None else axis]
+        if int(y.max()) >= outputs:
             raise ValueError(
                 f"the model has {outputs} outputs, but there is a label {int(y.max())}: set outputs= higher"
             )
@@ -301,8 +307,8 @@ class Algorithm(ABC, Generic[S]):
         """The loss of every example, from its scores, [N]; what evaluation reports the mean of."""
         return self.loss(scores, y)
 
-    def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
-        """[N, ...] -> [N, classes]; the prediction is the largest."""
+    def scores(self, model: Model, state: S, x: Inputs) -> Tensor:
+        """[N, ...] -> [N, classes], whose largest is the prediction; of other targets, what the model puts out."""
         return model.logits(self.params(state), x)
 
     def network(self, state: S, memory: Payload | None = None) -> nn.Module:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
-from torch import Tensor
-
 from fedge.checks import at_least_one, choice, nearest, non_negative, positive
+from fedge.metrics import Metric, named
 
 Record = dict[str, Any]
-Metric = Callable[[Tensor, Tensor], Any]  # (scores, labels) -> a number
 Until = Callable[[Sequence[Record]], "str | bool"]  # records -> why it is enough; empty or False: go on
 SMALL = ("loss", "mse", "mae", "rmse", "error", "perplexity")  # ends of metrics that should be small
 TAKEN = ("loss", "accuracy", "class_accuracy")
@@ -113,17 +111,19 @@ class Best:
 class Observe:
     """How often a run is evaluated and saved, on what, and when it is enough.
 
-    `metrics` are computed beside loss and accuracy: {"f1": f1} is `test_f1` in the records, and `train_f1` with
-    `evaluate_train`. `until` is asked after every evaluated round and ends the run when it says why: Reached, Plateau,
-    Spent, or a function of the records so far. It should depend on them alone, so that a resumed run ends the same.
-    `keep` "best" keeps the model of the best evaluated round beside the last one, as `run.best` and in the run folder;
-    Best("test_f1") says by what.
+    With `per_client` every client is judged by itself as well (`fedge.per_client` says on what, and by which names).
+    `metrics` are computed beside loss and accuracy: names of `fedge.metrics.METRICS`, ["f1", "auc"], or functions of
+    outputs and targets, {"f1": f1}. They are `test_f1` in the records, and `train_f1` with `evaluate_train`. `until` is
+    asked after every evaluated round and ends the run when it says why: Reached, Plateau, Spent, or a function of the
+    records so far. It should depend on them alone, so that a resumed run ends the same. `keep` "best" keeps the model
+    of the best evaluated round beside the last one, as `run.best` and in the run folder; Best("test_f1") says by what.
     """
 
     evaluate_every: int = 1
     evaluate_train: bool = False
     checkpoint_every: int = 10
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    per_client: bool = False
+    metrics: Mapping[str, Metric | str] | Sequence[str] = field(default_factory=dict)
     until: Until | None = None
     keep: Literal["last", "best"] | Best = "last"
 
@@ -132,13 +132,18 @@ class Observe:
             choice("keep", self.keep, ("last", "best"))
         for name in ("evaluate_every", "checkpoint_every"):
             at_least_one(name, getattr(self, name))
-        for name, metric in self.metrics.items():
+        for name, metric in self.functions.items():
             if not callable(metric):
                 raise ValueError(f"metric {name!r} is {metric!r}, it must be a function of scores and labels")
             if name in TAKEN:
                 raise ValueError(f"metric {name!r} is computed anyhow: choose another name than {', '.join(TAKEN)}")
         if self.until is not None and not callable(self.until):
             raise ValueError(f"until is {self.until!r}, it must be a function of the records, such as Plateau(10)")
+
+    @property
+    def functions(self) -> dict[str, Metric]:
+        """The metrics by name, each a function."""
+        return named(self.metrics)
 
     @property
     def best(self) -> Best | None:
@@ -148,6 +153,7 @@ class Observe:
     def settings(self) -> dict[str, Any]:
         """As plain values, for the files of a run."""
         often = {name: getattr(self, name) for name in ("evaluate_every", "evaluate_train", "checkpoint_every")}
+        often |= {"per_client": True} if self.per_client else {}
         named: dict[str, Any] = {"metrics": list(self.metrics)} if self.metrics else {}
         kept = self.keep if isinstance(self.keep, str) else _plain(self.keep)
         named |= {} if kept == "last" else {"keep": kept}

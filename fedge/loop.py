@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,13 @@ from fedge.engine import Engine, RankError, TooFewReplies
 from fedge.engine.links.base_link import Around, BaseLink, Replies
 from fedge.engine.links.nobody import Nobody, NobodyDrawn
 from fedge.engine.uploads import checks
-from fedge.evaluate import Judge
+from fedge.evaluate import problem_at
 from fedge.federation import Federation
 from fedge.handle import parameters
 from fedge.hooks import Best, Observe, Until
 from fedge.keys import COHORT, choose, fold
+from fedge.metrics import Metric, named
+from fedge.per_client import Jury, with_names
 from fedge.runs.folder import RunFolderError
 from fedge.runs.health import is_evaluated
 from fedge.runs.log import About, Log, describe, open_log
@@ -49,6 +51,7 @@ def train(
     resume: bool = False,
     engine: Engine | None = None,
     observe: Observe | None = None,
+    metrics: Mapping[str, Metric | str] | Sequence[str] | None = None,
     link: BaseLink | None = None,
     about: About | None = None,
     on_round: Callable[[Record], None] | Iterable[Callable[[Record], None]] | None = None,
@@ -63,15 +66,18 @@ def train(
     20 of one run. `out` is a run folder; with `resume` the run in it goes on from its checkpoint until it has `rounds`
     rounds, and ends as if it had never stopped. `engine` says how clients are simulated (`device` alone is short for
     Engine(device)), `observe` how often the run is evaluated and saved, with which metrics, and when it is enough;
-    another `link` carries the phases elsewhere. `on_round` is one function of a round's record, or several.
+    `metrics`, such as ["f1"] or {"mine": function}, is short for Observe(metrics=...). Another `link` carries the
+    phases elsewhere. `on_round` is one function of a round's record, or several.
     `stop` is asked before every phase: if it says so, training ends at the last complete round.
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
     preflight.check_arguments(algorithm, federation, seed)
     at_least_one("rounds", rounds)
     observe, privacy = observe or Observe(), algorithm.privacy()
+    observe = observe if metrics is None else replace(observe, metrics=named(observe.metrics) | named(metrics))
     sampling = sampling or ("fixed" if privacy is None else "poisson")
-    preflight.check_privacy(privacy, federation.clients, cohort, sampling, observe.evaluate_train, link)
+    trains = observe.evaluate_train or (observe.per_client and federation.test is None)
+    preflight.check_privacy(privacy, federation.clients, cohort, sampling, trains, link)
     _check_resume(resume, start, out)
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
@@ -87,12 +93,15 @@ def train(
         about = replace(about, config=describe(algorithm, federation, settings))
     log = open_log(out, about, link, observe.checkpoint_every)
     leads = link.runtime.group.leads
-    judge = Judge(federation.data, link.runtime, observe.evaluate_train, observe.metrics) if leads else None
+    judge = Jury(federation, link.runtime, observe) if leads else None
     told = () if not leads or on_round is None else (on_round,) if callable(on_round) else tuple(on_round)
     size, every = cohort or federation.clients, observe.evaluate_every
-    training = Training(algorithm, link, log, seed, size, draw, judge, every, told, observe.until, observe.best)
+    name = federation.name if federation.names else None
+    ends = (observe.until, observe.best, name)
+    training = Training(algorithm, link, log, seed, size, draw, judge, every, told, *ends)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
+        run.problem = problem_at(algorithm, run.handle, link.runtime.x, federation.data.train_y, federation.data.values)
         with link.working():
             training.rounds(run, last, stop)
     return run
@@ -133,11 +142,12 @@ class Training(Generic[S]):
     seed: int
     size: int  # of a cohort
     draw: Draw
-    judge: Judge | None
+    judge: Jury | None
     evaluate_every: int
     on_round: tuple[Callable[[Record], None], ...] = ()
     until: Until | None = None
     best: Best | None = None
+    name: Callable[[int], str] | None = None  # what clients are called, if they have names
 
     def open(self, federation: Federation, start: Run[S] | None, resume: bool, rounds: int) -> tuple[Run[S], int]:
         """The run to go on with: from a folder, an earlier run or the beginning; and the number of its last round."""
@@ -250,7 +260,9 @@ class Training(Generic[S]):
 
     def _record(self, run: Run[S], record: Record, last: bool, rows: Iterable[Any]) -> None:
         if self.judge is not None and (record["round"] % self.evaluate_every == 0 or last):
-            record |= self.judge(run.algorithm, run.state)
+            record |= self.judge(run)
+        if self.name is not None:
+            record = with_names(record, self.name)
         run.history.append(record)
         self._keep(run, record)
         if self.log is not None:

@@ -13,7 +13,8 @@ from fedge.engine import Loopback, Ranks, Simulator
 from fedge.engine.links.base_link import Around, BaseLink
 from fedge.engine.runtime import Runtime
 from fedge.federation import Federation
-from fedge.handle import cross_entropy
+from fedge.inputs import described, take
+from fedge.losses import LOSSES, cross_entropy
 
 
 def check_arguments(algorithm: Any, federation: Any, seed: Any) -> None:
@@ -50,7 +51,10 @@ def check_privacy(
             f"sampling is {sampling!r}, but Private counts on every client being drawn by itself: 'poisson'"
         )
     if trains:
-        raise ValueError("evaluate_train judges the model on clients' examples, without noise: leave it out of Private")
+        raise ValueError(
+            "evaluate_train judges the model on clients' examples, without noise: leave it out of Private; per_client "
+            "too, unless the federation knows their test examples"
+        )
     while isinstance(link, Around):
         link = link.inner
     if privacy.secret is None and not (link is None or isinstance(link, Simulator | Ranks | Loopback)):
@@ -69,17 +73,24 @@ def check_link(algorithm: Algorithm[Any], link: BaseLink) -> None:
 def check_model(algorithm: Algorithm[Any], runtime: Runtime, params: Params) -> None:
     """One example through the model; torch's own errors say neither what nor why."""
     x, y = runtime.x, runtime.y
+    _check_loss(algorithm.loss)
     if y.is_floating_point() and algorithm.loss is cross_entropy:
         raise ValueError(
-            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or another loss="
+            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or another loss= "
+            "such as fedge.losses.mse"
         )
     try:
         algorithm.check(runtime.handle, params, x, y)
-        runtime.handle.check_loss(params, x[:2], y[:2])
+        runtime.handle.check_loss(params, take(x, slice(2)), y[:2])
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(
-            f"the model cannot take an example of shape {list(x.shape[1:])} and type {x.dtype}: {error}"
-        ) from error
+        raise ValueError(f"the model cannot take an example of {described(x)}: {error}") from error
+
+
+def _check_loss(loss: Any) -> None:
+    if callable(loss):
+        return
+    known = f": write loss=fedge.losses.{loss}" if loss in LOSSES else f", such as fedge.losses.{next(iter(LOSSES))}"
+    raise TypeError(f"loss is {loss!r}, it must be a function of outputs and targets{known}")
 
 
 def check_start(fresh: Any, state: Any) -> None:

@@ -18,6 +18,8 @@ from fedge.core import Algorithm
 from fedge.engine import Group, Ranks, Simulator, joined
 from tests.cases import algorithms as toy_algorithms
 from tests.cases import ragged, toy_data, toy_model
+from tests.test_inputs import Both, both
+from tests.test_problems import LISTS
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 6, "seed": 5, "observe": fedge.Observe(evaluate_every=3)}
 PICTURES = ("fedavg", "fedova, fisher l-bfgs")  # convolutions are computed one client at a time
@@ -37,6 +39,12 @@ def cases() -> dict[str, tuple[Algorithm[Any], fedge.Federation, dict[str, Any]]
     some = ("robust_krum", "robust_fedova", "compressed_top", "fedova_compressed", "robust_compressed")
     for name in toy_algorithms() if os.environ.get("FEDGE_ALL_CASES") else some:
         found[name] = (toy_algorithms()[name], ragged(toy_data()), SETTINGS)
+    both_inputs = fedge.FedAvg(Both(), lr=0.1, epochs=2, batch_size=4)
+    found["several inputs"] = (
+        both_inputs,
+        fedge.Federation(both(named=True, regression=True), LISTS),
+        SETTINGS | {"cohort": 3},
+    )
     found["bad clients"] = (fedge.FedAvg(toy_model(), lr=0.2, batch_size=4), spoilt(), SETTINGS | {"cohort": None})
     return found
 

@@ -89,11 +89,12 @@ def test_lists_and_arrays_become_tensors() -> None:
     assert data.train_x.dtype == data.test_x.dtype == torch.float32
     assert data.train_y.dtype == torch.int64
     assert data.train_x.tolist() == x.tolist()
-    assert data.classes == 5
+    assert data.classes == 4
+    assert data.values == (0, 1, 2, 4)
 
 
 def test_classes_are_counted_over_both_parts() -> None:
-    assert from_arrays([[0.0]], [0], [[0.0]], [7]).classes == 8
+    assert from_arrays([[0.0]], [0], [[0.0]], [7]).classes == 2
     assert from_arrays([[0.0]], [0], [[0.0]], [7], classes=10).classes == 10
     assert from_arrays([[0.0]], [0.5], [[0.0]], [1.5]).classes == 0
 
@@ -119,12 +120,12 @@ def test_odd_arrays_are_taken_without_warnings() -> None:
     [
         ([[1.0], [1.0, 2.0]], [0, 1], "train_x is ragged"),
         ([[1.0], [2.0]], ["cat", "dog"], "train_y has dtype .* encode it as integers"),
-        ([[1.0], [2.0]], [0, -2], r"train_y\[1\] is -2"),
+        ([[1.0], [2.0]], [[0, 1], [0, -2]], r"train_y\[1, 1\] is -2"),
     ],
 )
 def test_bad_arrays_are_refused(x: Any, y: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        from_arrays(x, y, [[1.0]], [0])
+        from_arrays(x, y, [[1.0]], [[0, 1]] if np.ndim(y) == 2 else [0])
 
 
 def test_datasets_are_stacked() -> None:
@@ -143,7 +144,7 @@ def test_datasets_are_stacked() -> None:
     [
         (Items(("picture", 0)), TypeError, r"x of train\[0\] is str, .* ToTensor"),
         (Items((torch.zeros(2), "cat")), TypeError, r"y of train\[0\] is 'cat'"),
-        (Items((torch.zeros(2), torch.zeros(1))), TypeError, "0-d tensor"),
+        (Items((torch.zeros(2), {"a": 1})), TypeError, "must be a number, a tensor or a numpy array"),
         (Items(torch.zeros(2)), TypeError, r"train\[0\] is Tensor, must be a pair"),
         (Items(), ValueError, "train has 0 examples"),
         (Dataset(), TypeError, "train has no length"),

@@ -163,9 +163,12 @@ MISTAKES: list[Callable[[], Any]] = [  # in the order of the table
     lambda: _train(nn.Linear(12, 3), np.ones((60, 12), "uint8")),
     lambda: _train(nn.Linear(12, 2)),
     lambda: fedge.data.from_arrays(NUMBERS, [0, 2] * 30, NUMBERS, [0, 1] * 30, classes=2),
-    lambda: _train(nn.Linear(12, 1), y=NUMBERS),
+    lambda: _train(nn.Linear(12, 1), y=NUMBERS, loss=fedge.cross_entropy),
     lambda: _train(nn.Linear(12, 3), loss=nn.functional.cross_entropy),
     lambda: _train(nn.Linear(12, 1), y=NUMBERS, loss=lambda out, y: (out - y) ** 2),
+    lambda: _train(nn.Linear(12, 4), y=NUMBERS),
+    lambda: _train(nn.Embedding(6, 6), np.zeros((60, 6), int), np.arange(360).reshape(60, 6) % 6),
+    lambda: fedge.Federation(fedge.data.from_arrays(*[np.zeros(400)] * 4), fedge.partition.by_group([1, 2, 3])),
     lambda: _train(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), lr=1e30),
     lambda: fedge.Federation(DIGITS, [np.ones(len(DIGITS.train_y), bool)]),
     lambda: fedge.train(

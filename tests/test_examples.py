@@ -21,6 +21,9 @@ EXPECTED: dict[str, list[str]] = {  # patterns that the output must hold, in thi
     "from_fedlab.py": [r"clients=100", rf"FedAvg +{PERCENT}", rf"SCAFFOLD +{PERCENT}"],
     "from_flower.py": [r"round 15: [6-9]\d\.\d %", r"MB up; result.arrays is 8 tensors"],
     "from_pfl.py": [rf"iteration 20: accuracy {PERCENT}", r"iteration 60: accuracy [6-9]\d\.\d %"],
+    "next_character.py": [r"'lengths': \(\)", rf"round 15: {PERCENT} of characters right, perplexity 1\.\d", r"wind"],
+    "regression_from_csv.py": [r"round 20: off by 0\.\d\d kWh, R2 0\.9\d\d", r"worst served: flat-\d\d, off by 0"],
+    "several_inputs.py": [r"'scan': \(1, 8, 8\)", r"round 12: [89]\d\.\d % right", r"without the values: [567]"],
     "own_data_and_model.py": [r"classes=3", r"clients=30", rf"round 15: {PERCENT}", r"MB up", r"the model says"],
 }
 

@@ -250,7 +250,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("model.outputs=3", "model: outputs follows from the rest of the experiment: leave it out"),
         ("model.hidden=[0]", "model: hidden[0] is 0, must be at least 1"),
         ("model.hidden=32", "model: hidden is 32, expected a list of whole numbers"),
-        ("model.name=fmnist_cnn", "model: fmnist_cnn does not take examples of shape (1, 8, 8)"),
+        ("model.name=fmnist_cnn", "model: fmnist_cnn does not take examples of shape [1, 8, 8]"),
         ("algorithm.name=fedavgg", "algorithm 1 (fedavgg): name is 'fedavgg' (did you mean 'fedavg'?)"),
         ("algorithm.1.lr=0", "algorithm 1 (fedavg): lr is 0, it must be greater than 0"),
         ("algorithm.2.lr=fast", "algorithm 2 (fedavg): lr is 'fast', expected a number"),

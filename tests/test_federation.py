@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedge.data import Data
 from fedge.federation import Federation
+from fedge.partition import by_group
 
 TRAIN = 20
 
@@ -69,8 +70,7 @@ def test_repr_shows_the_spread() -> None:
     ("clients", "error", "message"),
     [
         ([], ValueError, "0 clients, at least 1"),
-        ([[0], [], [1], []], ValueError, r"2 of 4 clients have no examples \(ids 1, 3\)"),
-        ([[0]] + [[]] * 9, ValueError, r"9 of 10 .* \(ids 1, 2, 3, 4, 5, \.\.\.\)"),
+        ([[], []], ValueError, "all 2 clients have no examples, at least 1 needs some"),
         ([[0, 1], [2, 20]], IndexError, r"client 1 has index 20, .* below 20 \(the size of the tr"),
         ([[0], [1], [2, -1]], IndexError, "client 2 has index -1, must be at least 0"),
         ([[0], [0.5]], TypeError, "client 1 has indices of dtype float64"),
@@ -107,5 +107,44 @@ def test_a_million_clients() -> None:
     seconds = time.perf_counter() - start
     assert federation.label_counts().sum() == 4 * clients
     assert federation.examples(clients - 1).tolist() == indices[-1].tolist()
-    assert set(vars(federation)) == {"data", "index", "offsets"}
+    assert set(vars(federation)) == {"data", "index", "offsets", "names", "groups", "left_out", "test"}
+    assert not federation.names
+    assert not federation.groups
     assert seconds < 10  # well under a second is usual; a quadratic set-up would take hours
+
+
+def test_clients_without_examples_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    federation = Federation(make_data(), [[0], [], [1, 2]] + [[]] * 6, groups=["a", "b", "c"] * 3)
+    assert federation.sizes.tolist() == [1, 2]
+    assert federation.names == ("0", "2")
+    assert federation.groups == ("a", "c")
+    assert federation.left_out == ("1", "3", "4", "5", "6", "7", "8")
+    assert "7 of 9 clients have no examples and are left out (1, 3, 4, 5, 6, ...)" in caplog.text
+
+
+def test_owners_name_the_clients_and_must_be_as_many_as_the_examples() -> None:
+    owner = ["eve", "ann"] * 10
+    federation = Federation(make_data(), by_group(owner))
+    assert federation.names == ("ann", "eve")
+    assert federation.name(1) == "eve"
+    with pytest.raises(ValueError, match="by_group was given 19 owners, the train set has 20 examples"):
+        Federation(make_data(), by_group(owner[:19]))
+    with pytest.raises(ValueError, match="1 names for 2 clients"):
+        Federation(make_data(), [[0], [1]], names=["ann"])
+    with pytest.raises(ValueError, match="two clients are called 'ann'"):
+        Federation(make_data(), [[0], [1]], names=["ann", "ann"])
+
+
+def test_test_examples_are_found_by_name() -> None:
+    y = torch.arange(TRAIN) % 3
+    data = Data(torch.zeros(TRAIN, 2), y, torch.zeros(4, 2), y[:4], 3)
+    mine = by_group(["eve", "zoe", "eve", "ann"])
+    federation = Federation(data, by_group(["eve", "ann", "bob", "bob"] * 5), test=mine)
+    assert federation.test is not None
+    assert [one.tolist() for one in federation.test] == [[3], [], [0, 2]]
+    with pytest.raises(ValueError, match="by_group was given 4 owners, the test set has 1 examples"):
+        Federation(make_data(), [[0]], test=mine)
+    with pytest.raises(IndexError, match="test has index 4, must be at least 0 and below 4"):
+        Federation(data, [[0]], test=[[4]])
+    with pytest.raises(ValueError, match="test has 1 index arrays for 2 clients"):
+        Federation(data, [[0], [1]], test=[[0]])

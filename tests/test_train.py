@@ -174,12 +174,12 @@ def test_a_loss_that_is_not_per_example_is_refused_before_any_work() -> None:
         fedge.train(algorithm, ragged(toy_data()), rounds=1)
 
 
-def test_float_labels_with_the_default_loss_are_refused() -> None:
+def test_float_labels_with_cross_entropy_are_refused() -> None:
     data = toy_data()
     floats = fedge.data.Data(data.train_x, data.train_y.double(), data.test_x, data.test_y.double(), classes=0)
     federation = fedge.Federation(floats, [range(90)])
     with pytest.raises(ValueError, match=r"the labels are torch.float64 and the loss is cross-entropy.*int64"):
-        fedge.train(fedge.FedAvg(toy_model()), federation, rounds=1)
+        fedge.train(fedge.FedAvg(toy_model(), loss=fedge.cross_entropy), federation, rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -234,3 +234,14 @@ def test_a_share_beyond_one_is_refused(link) -> None:
         link(algorithm, federation, max_share=1.5)
     with pytest.raises(ValueError, match="max_share is 0, it must be greater than 0"):
         link(algorithm, federation, max_share=0)
+
+
+def test_the_remedy_for_no_weight_is_a_weight() -> None:
+    federation, algorithm = ragged(toy_data()), fedge.FedAvg(toy_model())
+    for weight in (0.0, -2.0, float("nan")):
+        for link in liars(weight, 1.0, clients=tuple(range(federation.clients))):
+            with pytest.raises(
+                TooFewReplies, match=r"return a weight above 0 from `finish`, such as examples.float"
+            ) as e:
+                fedge.train(algorithm, federation, rounds=1, link=link(algorithm, federation))
+            assert "heaviest" not in str(e.value)

@@ -19,7 +19,7 @@ from fedge.algorithms.optimisers import SGD, Adam, Moments, Optimiser, has_momen
 from fedge.algorithms.server import Served
 from fedge.algorithms.spectral import Spectral
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 Name = Literal["sgd", "adam", "spectral"]
@@ -69,7 +69,7 @@ class FedAvg(Algorithm[State]):
     clip: float | None = None
     inner_decay: float = 1.0
     carry_momentum: bool = False
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -15,7 +15,7 @@ from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.server import Served
 from fedge.checks import positive
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 
@@ -53,7 +53,7 @@ class FedCM(Algorithm[State]):
     server_lr_decay: float = 1.0
     server_warmup: int = 0
     clip: float | None = None
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -15,7 +15,7 @@ from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import average
 from fedge.checks import choice, non_negative
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 
@@ -46,7 +46,7 @@ class FedDANE(Algorithm[State]):
     cohort: Literal["same", "new"] = "same"
     clip: float | None = None
     inner_decay: float = 1.0
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -14,7 +14,7 @@ from fedge.algorithms import schedule
 from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 
@@ -46,7 +46,7 @@ class FedNova(Algorithm[State]):
     server_lr: float = 1.0
     server_momentum: float = 0.0
     clip: float | None = None
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -3,6 +3,7 @@ Non-IID Data, IJCNN 2021; Liu, Zhu and Yu, Resource-constrained Federated Edge L
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import parameters
+from fedge.inputs import Inputs, take
 
 State = list[Any]  # one inner state per class
 
@@ -119,10 +121,16 @@ class FedOVA(Wrapper[State]):
             asks = waiting
         return state
 
-    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+    def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
+        if y.is_floating_point() or y.dim() > 1:
+            kind = "floating-point targets" if y.is_floating_point() else "several labels per example"
+            raise ValueError(
+                f"FedOVA trains one model per class and needs one class number per example, these are {kind}: "
+                "use FedAvg or another algorithm, without FedOVA around it"
+            )
         if int(y.max()) >= self.classes:
             raise ValueError(f"label {int(y.max())} is out of range: FedOVA has classes 0 to {self.classes - 1}")
-        outputs = model.logits(params, x[:1]).shape[-1]
+        outputs = model.logits(params, take(x, slice(1))).shape[-1]
         if outputs != self.inner_outputs:
             raise ValueError(
                 f"FedOVA's inner model has {outputs} outputs, it needs 2 (no, yes): build it with outputs=2"
@@ -154,14 +162,16 @@ class FedOVA(Wrapper[State]):
         ]
         return torch.stack(each).mean(0)
 
-    def scores(self, model: Model, state: State, x: Tensor) -> Tensor:
+    def scores(self, model: Model, state: State, x: Inputs) -> Tensor:
         """log P(i | x) - log P(not i | x) for every class, [N, classes]."""
         logits = [self.inner.scores(model, one, x) for one in state]
         return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
 
     def network(self, state: State, memory: Payload | None = None) -> nn.Module:
         """One module that gives a score per class."""
-        return OneVsAll(self.inner.network(one, memory) for one in state).eval()
+        several = len(inspect.signature(self.model.forward).parameters) > 1
+        kind = OneVsAllOfSeveral if several else OneVsAll
+        return kind(self.inner.network(one, memory) for one in state).eval()
 
 
 class OneVsAll(nn.Module):
@@ -172,8 +182,18 @@ class OneVsAll(nn.Module):
         self.classes = nn.ModuleList(networks)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = [network(x) for network in self.classes]
+        return self.scores(x)
+
+    def scores(self, *x: Tensor, **named: Tensor) -> Tensor:
+        logits = [network(*x, **named) for network in self.classes]
         return torch.stack([two[:, 1] - two[:, 0] for two in logits], dim=1)
+
+
+class OneVsAllOfSeveral(OneVsAll):
+    """The same for networks that take several inputs; apart, because exporters want to know how many there are."""
+
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        return self.scores(*x, **named)
 
 
 def _is_class(y: Tensor, row: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from fedge.algorithms.optimisers import SGD
 from fedge.checks import nearest
 from fedge.combine import Gather
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task, filled
-from fedge.handle import cross_entropy, parameters
+from fedge.handle import by_target, parameters
+from fedge.inputs import Inputs
 
 State = dict[str, Any]
 PERSONAL = "personal"  # what a client remembers
@@ -53,7 +54,7 @@ class FedPer(Algorithm[State]):
     weight_decay: float = 0.0
     server_lr: float = 1.0
     clip: float | None = None
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -139,11 +140,10 @@ class FedPer(Algorithm[State]):
     def notes(self, state: State) -> dict[str, Any]:
         return {f"client_accuracy_{name}": value for name, value in (state["served"] or {}).items()}
 
-    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
-        if y.is_floating_point():
-            raise ValueError(
-                f"the labels are {y.dtype}, but FedPer records the accuracy of clients: give class numbers"
-            )
+    def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
+        if y.is_floating_point() or y.dim() > 1:
+            kind = y.dtype if y.is_floating_point() else "several per example"
+            raise ValueError(f"the labels are {kind}, but FedPer records the accuracy of clients: give class numbers")
         super().check(model, params, x, y)
 
 

@@ -19,7 +19,7 @@ from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import PASS_BATCH, average, losses_at, lowest
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 PRODUCTS = ("fisher", "gauss_newton", "squared_slopes")
@@ -83,7 +83,7 @@ class FisherLBFGS(Algorithm[State]):
     direction: Literal["pairs", "diagonal"] = "pairs"
     floor: float = 1e-8
     clip: float | None = None
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         for name in ("epochs", "memory"):

@@ -14,7 +14,7 @@ from fedge.algorithms.lbfgs import named_shape
 from fedge.algorithms.passes import average, losses_at, lowest
 from fedge.checks import at_least_one, choice, non_negative, positive
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 Times = Callable[[Params], Params]  # v -> (H_k + (weight_decay + damping) I) v
@@ -35,7 +35,7 @@ class LocalNewton(Algorithm[State]):
     damping: float = 0.1
     matrix: Literal["gauss_newton", "fisher"] = "gauss_newton"
     candidates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)

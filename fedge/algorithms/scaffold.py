@@ -17,7 +17,7 @@ from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.server import Served
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Reply, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 OWN, VISITS = "own_control", "visits"  # what a client remembers
@@ -66,7 +66,7 @@ class SCAFFOLD(Algorithm[State]):
     clip: float | None = None
     weighted: bool = False
     clients: int | None = None
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)

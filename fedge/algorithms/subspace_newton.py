@@ -22,7 +22,7 @@ from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import average, losses_at, lowest
 from fedge.checks import choice, non_negative
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
-from fedge.handle import cross_entropy
+from fedge.handle import by_target
 
 State = dict[str, Any]
 UPDATE, LAST = "update", "last_"  # the parts that the basis travels as
@@ -64,7 +64,7 @@ class SubspaceNewton(Algorithm[State]):
     matrix: Literal["gauss_newton", "fisher"] = "gauss_newton"
     dampings: tuple[float, ...] = (0.0, 0.1, 1.0, 10.0)
     clip: float | None = None
-    loss: Loss = cross_entropy
+    loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)

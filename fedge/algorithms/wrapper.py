@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedge.core import Algorithm, Flow, Loss, Model, Params, Payload, Privacy, S, Task, check_network
+from fedge.inputs import Inputs
 
 
 class Wrapper(Algorithm[S]):
@@ -29,7 +30,7 @@ class Wrapper(Algorithm[S]):
     def tasks(self, model: Model) -> Mapping[str, Task]:
         return self.inner.tasks(model)
 
-    def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
+    def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
         self.inner.check(model, params, x, y)
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ class Wrapper(Algorithm[S]):
         changed: S = self.inner.with_params(state, params)
         return changed
 
-    def scores(self, model: Model, state: S, x: Tensor) -> Tensor:
+    def scores(self, model: Model, state: S, x: Inputs) -> Tensor:
         return self.inner.scores(model, state, x)
 
     def network(self, state: S, memory: Payload | None = None) -> nn.Module:

@@ -35,7 +35,7 @@ def trigger(x: Tensor, brightest: float) -> Tensor:
 def poisoned(federation: Federation, kind: str, liars: Sequence[int]) -> Federation:
     """The same clients; those that lie hold forged copies of their own examples, appended to the training set."""
     data = federation.data
-    if not data.classes:
+    if not data.labelled:
         raise ValueError(f"kind is {kind!r}, which forges labels: the data have none, choose another attack")
     lists = [federation.examples(client).cpu() for client in range(federation.clients)]
     x, y, end = [data.train_x], [data.train_y], len(data.train_x)

@@ -105,7 +105,7 @@ def run(case: Case, setup: Setup) -> Line:
     opened = None
     try:
         done = train(algorithm, setup.federation, **basics, link=link, on_round=records.append)
-        opened = success(done.predict, setup.federation.data) if setup.federation.data.classes else None
+        opened = success(done.predict, setup.federation.data) if setup.federation.data.labelled else None
     except TooFewReplies:  # the model is not finite any more, or no upload is left
         pass
     last = max(1, basics["rounds"] // 10)

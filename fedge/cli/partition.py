@@ -63,7 +63,7 @@ def show(
 
 def statistics(federation: Federation) -> dict[str, Any]:
     """How many clients, examples and labels."""
-    if not federation.data.classes:
+    if not federation.data.labelled:
         raise ExperimentError("data: this is a regression, which has no labels to show")
     counts = federation.label_counts()
     return {

@@ -1,6 +1,6 @@
 """Data from what a user already holds: arrays, tensors, lists or torch data sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,52 +10,86 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedge.data.base import Data
+from fedge.data.labels import from_words, numbered
+from fedge.inputs import Inputs, count, flatten, map_, take
+
+Collate = Callable[[list[Any]], tuple[Inputs, Tensor]]
 
 
 def from_arrays(
-    train_x: ArrayLike | Tensor,
+    train_x: ArrayLike | Inputs,
     train_y: ArrayLike | Tensor,
-    test_x: ArrayLike | Tensor,
+    test_x: ArrayLike | Inputs,
     test_y: ArrayLike | Tensor,
     classes: int | None = None,
     names: Sequence[str] = (),
 ) -> Data:
-    """Make `Data` from numpy arrays, tensors or nested lists.
+    """Make `Data` from numpy arrays, tensors or nested lists; x may be a dict, or a tuple of arrays, of several inputs.
 
     Float64 arrays and lists take torch's default dtype; tensors keep theirs, and integer inputs
-    stay integers (nothing is scaled behind your back). Integer labels become int64; floating-point
-    ones mean regression. `classes=None` counts up to the largest label of both parts.
+    stay integers (nothing is scaled behind your back). Floating-point targets [N, ...] mean
+    regression. Integer labels become int64; [N, T, ...] are several per example, -100 does not
+    count. With `classes=None` labels [N] are the classes 0, 1, ... in ascending order: if they
+    start elsewhere or have gaps, that is said, and predictions are given as your labels. Words are
+    classes in alphabetical order, and become the `names`.
 
     >>> from_arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1])
     Data(train=2, test=1, shape=(1,), classes=2)
     """
-    labels = _labels("train_y", train_y), _labels("test_y", test_y)
-    return Data(
-        train_x=_tensor("train_x", train_x),
-        train_y=labels[0],
-        test_x=_tensor("test_x", test_x),
-        test_y=labels[1],
-        classes=_count_classes(*labels) if classes is None else classes,
-        names=tuple(names),
-    )
+    if _are_words(train_y) and _are_words(test_y):
+        train_y, test_y, words = from_words(np.asarray(train_y), np.asarray(test_y))
+        names = names or words
+    labels = as_labels("train_y", train_y), as_labels("test_y", test_y)
+    x, values = (_tensors("train_x", train_x), _tensors("test_x", test_x)), tuple[int, ...]()
+    if classes is None:
+        *labels, classes, values = _classes(*labels, len(names))  # type: ignore[assignment]
+    return Data(x[0], labels[0], x[1], labels[1], classes, tuple(names), values)
 
 
-def from_datasets(train: Dataset[Any], test: Dataset[Any], classes: int | None = None) -> Data:
-    """Make `Data` from two map-style torch data sets whose items are (x, y).
+def from_datasets(
+    train: Dataset[Any], test: Dataset[Any], classes: int | None = None, collate: Collate | None = None
+) -> Data:
+    """Make `Data` from two map-style torch data sets whose items are (x, y); x may be a dict or a tuple.
 
-    Every item is read once and stacked, so random transforms are frozen at what they gave.
+    Every item is read once and stacked, so random transforms are frozen at what they gave. Items of different lengths
+    need a `collate`: a function of the list of all items, of both parts, that returns their x and y as tensors, such
+    as `fedge.data.pad`.
 
     >>> from torch.utils.data import TensorDataset
     >>> part = TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 2]))
     >>> from_datasets(part, part)
     Data(train=3, test=3, shape=(2,), classes=3)
     """
-    train_x, train_y = _stack("train", train)
-    test_x, test_y = _stack("test", test)
-    return from_arrays(train_x, train_y, test_x, test_y, classes)
+    parts = [_items("train", train), _items("test", test)]
+    if collate is None:
+        (train_x, train_y), (test_x, test_y) = _stack("train", parts[0]), _stack("test", parts[1])
+        return from_arrays(train_x, train_y, test_x, test_y, classes)
+    x, y = _collated(collate, [*parts[0], *parts[1]])
+    cut = len(parts[0])
+    return from_arrays(take(x, slice(cut)), y[:cut], take(x, slice(cut, None)), y[cut:], classes)
 
 
-def _tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
+def _collated(collate: Collate, items: list[Any]) -> tuple[Inputs, Tensor]:
+    found = collate(items)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(f"collate returned a {type(found).__name__}, it must return x and y of all items")
+    x, y = found
+    if count(x) != len(items) or len(y) != len(items):
+        raise ValueError(
+            f"collate returned {count(x)} x and {len(y)} y for {len(items)} items: it must return all of them"
+        )
+    return x, y
+
+
+def _tensors(name: str, x: Any) -> Inputs:
+    """One tensor, or several by name or in order."""
+    if isinstance(x, dict):
+        return {key: as_tensor(f"{name}[{key!r}]", one) for key, one in x.items()}
+    several = isinstance(x, tuple) and any(isinstance(one, np.ndarray | Tensor) for one in x)
+    return tuple(as_tensor(f"{name}[{at}]", one) for at, one in enumerate(x)) if several else as_tensor(name, x)
+
+
+def as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach()
     try:
@@ -70,46 +104,60 @@ def _tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
-def _labels(name: str, values: ArrayLike | Tensor) -> Tensor:
-    labels = _tensor(name, values)
+def as_labels(name: str, values: ArrayLike | Tensor) -> Tensor:
+    labels = as_tensor(name, values)
     return labels if labels.is_floating_point() else labels.long()
 
 
-def _count_classes(train_y: Tensor, test_y: Tensor) -> int:
-    if train_y.is_floating_point():
-        return 0
-    largest = [int(y.max()) for y in (train_y, test_y) if y.numel()]
-    return max([0, *largest]) + 1
+def _are_words(y: Any) -> bool:
+    return not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "US"
 
 
-def _stack(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
+def _classes(train_y: Tensor, test_y: Tensor, names: int) -> tuple[Tensor, Tensor, int, tuple[int, ...]]:
+    """The labels in [0, classes), how many classes there are, and what they were called before."""
+    if train_y.is_floating_point() or not train_y.numel() or not test_y.numel():
+        return train_y, test_y, 0, ()
+    if train_y.ndim == test_y.ndim == 1:
+        return numbered(train_y, test_y, names)
+    return train_y, test_y, max(0, int(train_y.max()), int(test_y.max())) + 1, ()  # the rest is Data's to refuse
+
+
+def _items(part: str, dataset: Dataset[Any]) -> list[Any]:
     if not hasattr(dataset, "__len__"):
         raise TypeError(f"{part} has no length: give a map-style Dataset with __len__, or arrays")
     if len(dataset) == 0:
         raise ValueError(f"{part} has 0 examples, at least 1 is needed")
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    for i in range(len(dataset)):
-        x, y = _item(f"{part}[{i}]", dataset[i])
-        if xs and x.shape != xs[0].shape:
-            raise ValueError(
-                f"{part}[{i}] has shape {tuple(x.shape)}, {part}[0] has {tuple(xs[0].shape)}: "
-                "resize or crop every example to one shape"
-            )
-        xs.append(x)
-        ys.append(y)
-    return torch.stack(xs), torch.stack(ys)
+    return [dataset[i] for i in range(len(dataset))]
 
 
-def _item(name: str, item: Any) -> tuple[Tensor, Tensor]:
+def _stack(part: str, items: list[Any]) -> tuple[Inputs, Tensor]:
+    pairs = [_item(f"{part}[{i}]", item) for i, item in enumerate(items)]
+    first = flatten(pairs[0][0])[0]
+    for i, (x, _) in enumerate(pairs):
+        for one, other in zip(flatten(x)[0], first, strict=True):
+            if one.shape != other.shape:
+                raise ValueError(
+                    f"{part}[{i}] has shape {tuple(one.shape)}, {part}[0] has {tuple(other.shape)}: "
+                    "resize or crop every example to one shape, or give a collate such as fedge.data.pad"
+                )
+    x = map_(lambda *parts: torch.stack(parts), *(x for x, _ in pairs))
+    return x, torch.stack([y for _, y in pairs])
+
+
+def _item(name: str, item: Any) -> tuple[Inputs, Tensor]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise TypeError(f"{name} is {type(item).__name__}, must be a pair (x, y)")
     x, y = item
-    if not isinstance(x, Tensor | np.ndarray):
+    wrong = [one for one in flatten(x)[0] if not isinstance(one, Tensor | np.ndarray)] if _is_nest(x) else [x]
+    if wrong and not isinstance(wrong[0], Tensor | np.ndarray):
         raise TypeError(
-            f"x of {name} is {type(x).__name__}, must be a tensor or numpy array: "
+            f"x of {name} is {type(wrong[0]).__name__}, must be a tensor or numpy array: "
             "add a ToTensor transform to the data set"
         )
-    if not isinstance(y, int | float | np.number | Tensor | np.ndarray) or np.ndim(y):
-        raise TypeError(f"y of {name} is {y!r}, must be a number or a 0-d tensor")
-    return _tensor(name, x), _labels(name, y)
+    if not isinstance(y, int | float | np.number | Tensor | np.ndarray):
+        raise TypeError(f"y of {name} is {y!r}, must be a number, a tensor or a numpy array")
+    return _tensors(name, x), as_labels(name, y)
+
+
+def _is_nest(x: Any) -> bool:
+    return isinstance(x, dict | tuple) and len(x) > 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedge.data.base import Data
+from fedge.inputs import take
 
 
 def stratified(labels: NDArray[np.int64], count: int, seed: int = 0) -> NDArray[np.bool_]:
@@ -31,14 +34,15 @@ def stratified(labels: NDArray[np.int64], count: int, seed: int = 0) -> NDArray[
 def hold_out(data: Data, share: float, seed: int = 0) -> Data:
     """The training set alone, cut in two: a share of every class becomes what is evaluated on. The test set is gone.
 
+    Without classes (a regression, several labels per example) it is a share of all examples.
+
     >>> from fedge.data.digits import load_digits
     >>> hold_out(load_digits(), 0.2)
     Data(train=1150, test=287, shape=(1, 8, 8), classes=10)
     """
     if not 0 < share < 1:
         raise ValueError(f"validation is {share}, it must be above 0 and below 1 (0.1 holds out a tenth)")
-    if not data.classes:
-        raise ValueError("validation parts are cut class by class, and a regression has none: cut it yourself")
     x, y = data.train_x, data.train_y
-    away = torch.from_numpy(stratified(y.numpy(), round(share * len(y)), seed))
-    return Data(x[~away], y[~away], x[away], y[away], data.classes, data.names)
+    labels = y.numpy() if data.labelled else np.zeros(len(y), np.int64)  # without classes, of all examples
+    away = torch.from_numpy(stratified(labels, round(share * len(y)), seed))
+    return replace(data, train_x=take(x, ~away), train_y=y[~away], test_x=take(x, away), test_y=y[away])

@@ -22,8 +22,9 @@ from fedge.deploy.envelope import allowed, pack, short, unpack
 from fedge.engine.clients.worker import ClientError, Worker
 from fedge.engine.links import wire
 from fedge.handle import Handle, parameters
+from fedge.inputs import Inputs, cast, joined
 
-Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]
+Examples = tuple[Inputs, Tensor]  # x [n, ...], or several such tensors; y [n, ...]
 Algorithms = Mapping[str, Algorithm[Any]]  # by label
 HELLO, WORK, KEEP = "query.hello", "train.work", "train.keep"
 PATIENCE, TRAVEL = 0.9, 5.0  # of the server's deadline, less these seconds: "too slow" must still arrive in time
@@ -165,10 +166,10 @@ class Device:
         algorithm, client = known[label], partition_id(context)
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         x, y = self._load(client)
-        x = x.to(dtype) if x.is_floating_point() else x
+        x, y = cast(x, dtype), cast(y, dtype)
         if with_shared:
             more_x, more_y = memory.shared(context)
-            x, y = torch.cat([x, more_x]), torch.cat([y, more_y])
+            x, y = joined([x, more_x]), torch.cat([y, more_y])
         tasks = algorithm.tasks(Handle(algorithm.model, algorithm.loss, torch.device("cpu")))
         return Worker(client, x, y, tasks)
 

@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedge import inputs
 from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At
 from fedge.deploy.client import KEEP, WORK
@@ -75,7 +76,7 @@ class FlowerLink(MessageLink):
         self._run = uuid4().hex  # nodes forget what they remember of another run
         self._void: dict[int, list[list[int]]] = {}  # client -> (round, phase, row) of uploads that did not count
         runtime = plain_runtime(algorithm, federation)
-        self.pool = Population(federation, runtime.x.dtype, runtime.device)  # what the server knows of its clients
+        self.pool = Population(federation, runtime.dtype, runtime.device)  # what the server knows of its clients
         directory = Directory(federation.clients, self.pool.rows_of, self._sizes)
         super().__init__(algorithm, runtime, directory, **options)
         if self.ledger.rows:
@@ -202,7 +203,7 @@ class FlowerLink(MessageLink):
         """Examples of the server's own pool, to every client; an absent client gets them with its first work."""
         row = self.pool.share(at, beta)
         picked = self.pool.shared
-        examples = {"x": self.pool.x[picked], "y": self.pool.y[picked]}
+        examples = {"x": inputs.take(self.pool.x, picked), "y": self.pool.y[picked]}
         self._shared = (f"{self.label}/{at.seed}/{at.round}/{at.phase}", wire.encode(examples))
         self._meet()
         clients = {node: client for client in self.roster.nodes if (node := self.roster.node(client)) is not None}

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedge.core import At
 from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
+from fedge.inputs import Inputs
 
 HELD, SHARED, TOKEN, MEMORY = "fedge.held", "fedge.shared", "fedge.token", "fedge.memory"
 
@@ -48,7 +49,7 @@ def shared_token(context: Context) -> str | None:
     return str(context.state.config_records[TOKEN]["token"]) if TOKEN in context.state else None
 
 
-def shared(context: Context) -> tuple[Tensor, Tensor]:
+def shared(context: Context) -> tuple[Inputs, Tensor]:
     """The shared examples, x and y."""
     found = _get(context, SHARED)
     return found["x"], found["y"]

@@ -21,6 +21,7 @@ from fedge.deploy.roster import Roster
 from fedge.experiment import Setup, build, compare, load, plan, slug
 from fedge.federation import Federation
 from fedge.hooks import Observe
+from fedge.inputs import take
 from fedge.loop import train
 from fedge.runs.experiments import is_run
 from fedge.runs.run import Run
@@ -67,7 +68,7 @@ def experiment_client(file: Path | str) -> ClientApp:
     def examples(client: int) -> Examples:
         federation = _setup(file).federation
         mine = federation.examples(client)
-        return federation.data.train_x[mine], federation.data.train_y[mine]
+        return take(federation.data.train_x, mine), federation.data.train_y[mine]
 
     return client_app(algorithms, examples)
 

@@ -22,7 +22,7 @@ THIRDS = ("slow third", "middle third", "fast third")
 
 def by_kind(federation: Federation, fleet: Fleet) -> dict[str, Any]:
     """The kinds of a fleet's devices, how many clients have each, and the labels that these hold, [kinds, classes]."""
-    if not federation.data.classes:
+    if not federation.data.labelled:
         return {}
     devices = fleet.devices(np.arange(federation.clients))
     if len(fleet.kinds) == 1 and devices.flops.min() == devices.flops.max():

@@ -76,8 +76,7 @@ class Stack:
 
     def _one(self, task: Task, jobs: Versioned, payload: Payload) -> Upload:
         population = self.simulator.population
-        chosen = population.examples(int(jobs.clients[0]))
-        x, y = population.x[chosen], population.y[chosen]
+        x, y = population.of(int(jobs.clients[0]))
         sent = {name: tree.take(part, 0) for name, part in payload.items()}
         batches = one_client(task, x, y, int(jobs.keys[0]))
         upload, weight = fold_one(task, sent, batches, len(y), jobs.rows[0].to(self.simulator.device))

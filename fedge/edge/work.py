@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedge import tree
+from fedge import inputs, tree
 from fedge.core import Algorithm, Ask, At, Batch, Payload, Task
 from fedge.edge.draws import Array
 from fedge.engine.clients.directory import Directory
@@ -55,8 +55,8 @@ class Workload:
     def __init__(self, algorithm: Algorithm[Any], federation: Federation) -> None:
         self.federation, self.data = federation, federation.data
         dtype = next(iter(algorithm.model.parameters())).dtype
-        x = self.data.train_x[:1].cpu()
-        self.x, self.y = x.to(dtype) if x.is_floating_point() else x, self.data.train_y[:1].cpu()
+        first = [inputs.to(inputs.take(part, slice(1)), "cpu") for part in (self.data.train_x, self.data.train_y)]
+        self.x, self.y = (inputs.cast(part, dtype) for part in first)
         self.handle = Handle(algorithm.model, algorithm.loss)
         self.tasks: Mapping[str, Task] = algorithm.tasks(self.handle)
         self.params = parameters(algorithm.model)
@@ -79,7 +79,7 @@ class Workload:
         """Every client now folds over some shared examples as well; returns the bytes that one client got."""
         wanted = max(1, round(beta * len(self.federation.index) / self.federation.clients))
         self.shared = min(wanted, len(self.data.train_y))
-        return self.shared * (self.x[0].nbytes + self.y[0].nbytes)
+        return self.shared * (inputs.nbytes(self.x) + inputs.nbytes(self.y))
 
     def sizes(self, clients: Array) -> Array:
         found: Array = self.offsets[clients + 1] - self.offsets[clients] + self.shared
@@ -178,7 +178,7 @@ class Workload:
 
     def _batch(self, examples: int) -> Batch:
         again = torch.zeros(examples, dtype=torch.long)
-        return Batch(self.x[again], self.y[again], torch.ones(examples, dtype=torch.bool), torch.tensor(0))
+        return Batch(inputs.take(self.x, again), self.y[again], torch.ones(examples, dtype=torch.bool), torch.tensor(0))
 
 
 def _uploaded(task: Task, upload: Payload, weight: Tensor) -> int:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedge import tree
+from fedge import inputs, tree
 from fedge.core import Ask, At, Batch, Payload, Task
 from fedge.engine.choosing import Choosing
 from fedge.engine.clients.batches import Schedule, client_key, client_keys, one_client
@@ -111,12 +111,14 @@ class Folding(Choosing):
     @property
     def most(self) -> int:
         """Examples to gather at a time: what stays in a CPU's cache; on a GPU, a few launches for many steps."""
-        return max(1, (1 << 21 if self.device.type == "cpu" else 1 << 28) // self.population.x[0].nbytes)
+        return max(
+            1, (1 << 21 if self.device.type == "cpu" else 1 << 28) // inputs.nbytes(inputs.take(self.population.x, 0))
+        )
 
     def gather(self, indices: Tensor, mask: Tensor, keys: Tensor) -> Batch:
         indices, mask, keys = (part.to(self.device, non_blocking=True) for part in (indices, mask, keys))
         flat = indices.reshape(-1)
-        x = self.population.x.index_select(0, flat).unflatten(0, indices.shape)
+        x = inputs.map_(lambda part: part.index_select(0, flat).unflatten(0, indices.shape), self.population.x)
         y = self.population.y.index_select(0, flat).unflatten(0, indices.shape)
         return Batch(x, y, mask, keys)
 
@@ -134,8 +136,7 @@ class Folding(Choosing):
     ) -> Upload:
         client = int(jobs.clients[0])
         sent = {n: tree.take(p, 0) if dims[n] == 0 else p for n, p in payload.items()}
-        chosen = self.population.examples(client)
-        x, y = self.population.x[chosen], self.population.y[chosen]
+        x, y = self.population.of(client)
         row = jobs.rows[0].to(self.device)
         batches = one_client(self._limited(task), x, y, client_key(at, client), limit)
         if name not in self._steps:

@@ -18,6 +18,7 @@ from fedge.engine.hardware.device import place
 from fedge.engine.ranks.process_group import Group
 from fedge.federation import Federation
 from fedge.handle import Handle, parameters
+from fedge.inputs import Inputs, cast, map_, to
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -35,18 +36,19 @@ class Runtime:
 
     handle: Handle
     device: torch.device
-    x: Tensor
+    x: Inputs
     y: Tensor
     precision: str = "fp32"
     group: Group = field(default_factory=Group)
+    dtype: torch.dtype = torch.float32  # of the parameters, which examples follow
 
     def __post_init__(self) -> None:
         self.threads = self.judges = 1 if self.device.type == "cuda" else useful_threads(self.handle)
 
     @property
-    def example(self) -> Tensor:
+    def example(self) -> Inputs:
         """One input of the model, [1, ...], all zeros, on the CPU."""
-        return torch.zeros(1, *self.x.shape[1:], dtype=self.x.dtype)
+        return map_(lambda part: torch.zeros(1, *part.shape[1:], dtype=part.dtype), self.x)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -82,6 +84,6 @@ def plain_runtime(algorithm: Algorithm[Any], federation: Federation, device: tor
     """The server of a fleet, or of the loop-back link: the user's module by autograd, in the module's own precision."""
     found, data = place(device), federation.data
     dtype = next(iter(parameters(algorithm.model).values())).dtype
-    x = data.train_x.to(dtype) if data.train_x.is_floating_point() else data.train_x
     handle = Handle(algorithm.model, algorithm.loss, found)
-    return Runtime(handle, found, x.to(found), data.train_y.to(found))
+    x, y = (to(cast(part, dtype), found) for part in (data.train_x, data.train_y))
+    return Runtime(handle, found, x, y, dtype=dtype)

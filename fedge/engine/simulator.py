@@ -30,6 +30,7 @@ from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_lim
 from fedge.engine.ways import Way, check_way
 from fedge.federation import Federation
 from fedge.handle import FastHandle, GraphHandle, Handle, NotAChain, WrittenHandle, parameters
+from fedge.inputs import take
 from fedge.ledger import Ledger, Row, payload_bytes
 
 log = logging.getLogger("fedge")
@@ -80,13 +81,13 @@ class Simulator(Folding):
         self.population = Population(federation, dtype, self.device)
         self.directory = Directory(federation.clients, self.population.rows_of, self.population.sizes)
         self.handle = self.make_handle(algorithm)
-        self.runtime = Runtime(self.handle, self.device, self.population.x, self.population.y, precision)
+        self.runtime = Runtime(self.handle, self.device, self.population.x, self.population.y, precision, dtype=dtype)
         self.tasks = algorithm.tasks(self.handle)
         self.ledger = Ledger(self.directory.declaration(self.tasks.values()))
         self.memory = ClientMemory(self.device)
         self._bad: list[Job] = []  # jobs of this phase whose uploads do not count
         self.recall = Recall(self.memory, self.device)
-        self.budget = Budget(self.handle, self.population.x[0], self.device)
+        self.budget = Budget(self.handle, take(self.population.x, 0), self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}
         self.workers, self.halved = workers or torch.get_num_threads(), False
@@ -94,7 +95,10 @@ class Simulator(Folding):
         self.forget()
 
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle:
-        if self.written:
+        several = not isinstance(self.population.x, Tensor)
+        if several:
+            self.slower = "it takes several inputs"
+        elif self.written:
             try:
                 options = {"fused": self.compile, "half": self.precision == "bf16"}
                 return WrittenHandle(algorithm.model, algorithm.loss, self.device, **options)

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.own import Own, Unread, find
-from fedge.experiment.values import Mismatch, complain, convert, expected, is_plain, tabled, takes_objects
+from fedge.experiment.values import Mismatch, complain, convert, expected, is_plain, named, tabled, takes_objects
 
 Table = dict[str, Any]
 Plain = bool | int | float | str
@@ -143,7 +143,9 @@ def _own(value: Any, where: str) -> Any:
 
 
 def _filled(field: Field, where: str) -> Table:
-    """The default, unless it is nothing that a file can hold."""
+    """The default, unless it is nothing that a file can hold, or a function, which is written where it is another."""
+    if named(field.hint):
+        return {}
     if field.default is not Required:
         return {field.name: tabled(field.default)} if field.plain else {}
     if field.plain:

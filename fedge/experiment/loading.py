@@ -13,13 +13,16 @@ from torch import Tensor
 
 from fedge.core import Algorithm
 from fedge.data import Data
+from fedge.evaluate import problem_at
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.own import code_of, marked, unread
 from fedge.experiment.parsing import parse
 from fedge.experiment.setup import build_algorithms, load_data
 from fedge.federation import Federation
 from fedge.handle import Handle
+from fedge.inputs import Inputs
 from fedge.ledger import Ledger, Row
+from fedge.problem import Problem
 from fedge.runs import checkpoint
 from fedge.runs.experiments import records, run_folders
 from fedge.runs.folder import BEST, RunFolderError, as_plain, first_difference
@@ -42,16 +45,29 @@ def load_run(
         algorithm = _algorithm(folder, content["config"], run_code)
     else:
         _check_same(folder, algorithm, content["config"])
-    rounds = content["round"]
+    rounds, handle, example = content["round"], Handle(algorithm.model, algorithm.loss), _zeros(_about(folder))
     return Run(
         algorithm,
         content["state"],
-        Handle(algorithm.model, algorithm.loss),
+        handle,
         records(folder)[:rounds],
         Ledger([Row(**row) for row in _rows(folder) if row["round"] <= rounds]),
         content.get("clients", {}),
-        example=_zeros(_about(folder)),
+        example=example,
+        problem=_problem(algorithm, handle, example, _about(folder)),
     )
+
+
+def _problem(algorithm: Algorithm[Any], handle: Handle, example: Inputs, about: dict[str, Any]) -> Problem:
+    """What its predictions are; a folder of an earlier version is one of classes."""
+    if example is None:
+        return Problem()
+    return problem_at(algorithm, handle, example, _target(about), about.get("values", ()))
+
+
+def _target(about: dict[str, Any]) -> Tensor:
+    found: Tensor = _like(about["target"])
+    return found
 
 
 def _checkpoint(folder: Path, file: str) -> dict[str, Any]:
@@ -111,15 +127,24 @@ def _stand_in(folder: Path, data: dict[str, Any]) -> Federation:
     if x is None:
         found = load_data(data)
         return found if isinstance(found, Federation) else Federation(found, [[0]] * about["clients"])
-    y = torch.zeros(1, *about["target"]["shape"], dtype=getattr(torch, about["target"]["type"]))
+    y = _target(about)
     one = Data(x, y, x, y, about["classes"], tuple(about["names"]))
     return Federation(one, [[0]] * about["clients"])
 
 
-def _zeros(about: dict[str, Any]) -> Tensor | None:
+def _zeros(about: dict[str, Any]) -> Inputs:
     if "example" not in about:
         return None
-    return torch.zeros(1, *about["example"]["shape"], dtype=getattr(torch, about["example"]["type"]))
+    return _like(about["example"])
+
+
+def _like(kind: dict[str, Any]) -> Inputs:
+    """One example of zeros, as the folder says what it looks like."""
+    if "named" in kind:
+        return {name: _like(one) for name, one in kind["named"].items()}
+    if "parts" in kind:
+        return tuple(_like(one) for one in kind["parts"])
+    return torch.zeros(1, *kind["shape"], dtype=getattr(torch, kind["type"]))
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

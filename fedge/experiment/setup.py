@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedge import inputs
 from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
@@ -142,14 +143,15 @@ def build_algorithms(experiment: Experiment, federation: Federation) -> dict[str
 
 def make_model(table: Table, data: Data, outputs: int) -> nn.Module:
     """The model, as wide as the data at both ends, and tried on one example."""
-    shape = tuple(data.train_x.shape[1:])
-    model = _made_model(table, {"inputs": prod(shape), "outputs": outputs})
+    first = inputs.take(data.train_x, slice(1))
+    model = _made_model(table, {"inputs": inputs.numel(first), "outputs": outputs})
     try:
         with torch.no_grad():
-            model(data.train_x[:1])
+            args, named = inputs.arguments(first)
+            model(*args, **named)
     except Exception as error:
         raise ExperimentError(
-            f"model: {table['name']} does not take examples of shape {shape}: {_line(error)}"
+            f"model: {table['name']} does not take examples of {inputs.described(first)}: {_line(error)}"
         ) from error
     return model
 

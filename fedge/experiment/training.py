@@ -9,10 +9,11 @@ from typing import Any, Literal, get_type_hints
 from fedge.engine import Engine
 from fedge.engine.runtime import Precision
 from fedge.engine.ways import Way
-from fedge.experiment.own import find
+from fedge.experiment.own import Own, find
 from fedge.experiment.values import made
-from fedge.hooks import Best, Metric, Observe, Plateau, Reached, Spent
+from fedge.hooks import Best, Observe, Plateau, Reached, Spent
 from fedge.loop import Sampling
+from fedge.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Training:
     chunk: int | None = None
     workers: int | None = None
     way: Way | None = None
-    metrics: tuple[Metric, ...] = ()  # of your own: ["mine.py:f1"] is test_f1 in the records
+    metrics: tuple[Metric, ...] = ()  # ["f1", "mine.py:recall"] are test_f1 and test_recall in the records
+    per_client: bool = False
     keep: Literal["last", "best"] | Best = "last"
     until: Plateau | Reached | Spent | None = None
 
@@ -43,10 +45,15 @@ def engine_of(table: Mapping[str, Any]) -> Engine:
 
 def observe_of(table: Mapping[str, Any]) -> Observe:
     given = {one.name: table[one.name] for one in fields(Observe) if one.name in table}
-    given["metrics"] = {one.thing: find(one, "train: metrics") for one in given.get("metrics", ())}
+    given["metrics"] = dict(map(_metric, given.get("metrics", ())))
     hints = get_type_hints(Training)
     given |= {name: made(given[name], hints[name]) for name in ("keep", "until") if name in given}
     return Observe(**given)
+
+
+def _metric(name: str) -> tuple[str, Any]:
+    """What a metric is called in the records, and its function or the name of one of ours."""
+    return (name.thing, find(name, "train: metrics")) if isinstance(name, Own) else (name, name)
 
 
 def basics_of(table: Mapping[str, Any]) -> dict[str, Any]:

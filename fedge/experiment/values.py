@@ -13,8 +13,10 @@ import torch
 
 from fedge.algorithms.optimisers import Optimiser
 from fedge.checks import nearest
-from fedge.core import Codec, Combine
+from fedge.core import Codec, Combine, Loss
 from fedge.experiment.own import Own, find
+from fedge.losses import LOSSES
+from fedge.metrics import METRICS, Metric
 
 NONE = "none"  # TOML has no null
 SINGULAR = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -22,6 +24,7 @@ PLURAL = {bool: "true or false", int: "whole numbers", float: "numbers", str: "s
 AS_STRING = (torch.device, Path)  # written as a string, and a declared type next to it
 OPEN = (Codec, Combine, Optimiser)  # your own ones come from Python; those next to them can be written as tables
 LISTS = (list, tuple, Sequence)
+BY_NAME: list[tuple[Any, dict[str, Any]]] = [(Loss, LOSSES), (Metric, METRICS)]  # functions: ours by name, or own ones
 
 
 class Mismatch(Exception):
@@ -30,6 +33,8 @@ class Mismatch(Exception):
 
 def is_plain(hint: Any) -> bool:
     """Whether a TOML file can spell values of this type."""
+    if named(hint):
+        return True
     if _is_union(hint):
         members = [member for member in _members(hint) if member not in (*AS_STRING, *OPEN)]
         return bool(members) and all(map(is_plain, members))
@@ -43,7 +48,17 @@ def is_plain(hint: Any) -> bool:
 
 def takes_objects(hint: Any) -> bool:
     """Whether values of this type may be functions or objects, which an own part can be."""
-    return not is_plain(hint) or any(member in OPEN for member in _members(hint))
+    return not is_plain(hint) or named(hint) or any(member in OPEN for member in _members(hint))
+
+
+def named(hint: Any) -> bool:
+    """Whether values of this type are functions that have names, or lists of such."""
+    return known_by(hint) is not None or (get_origin(hint) in LISTS and named(get_args(hint)[0]))
+
+
+def known_by(hint: Any) -> dict[str, Any] | None:
+    """The functions of a type by name."""
+    return next((table for kind, table in BY_NAME if kind == hint), None)
 
 
 def convert(value: Any, hint: Any) -> Any:
@@ -52,6 +67,10 @@ def convert(value: Any, hint: Any) -> Any:
     >>> convert([0.9, 1], tuple[float, float])
     (0.9, 1)
     """
+    if (table := known_by(hint)) is not None:
+        if isinstance(value, Own) or (isinstance(value, str) and value in table):
+            return value
+        raise Mismatch
     value = str(value) if isinstance(value, Own) else value
     if _is_union(hint):
         return _convert_union(value, hint)
@@ -76,6 +95,7 @@ def complain(name: str, value: Any, hint: Any) -> str:
             return f"{name}.name is {value.get('name')!r}{nearest(value.get('name'), kinds)}, known are {known}"
         return f"{name}: {_inside(value, kind)}"
     words = [word for member in _members(hint) if get_origin(member) is Literal for word in get_args(member)]
+    words += known_by(hint) or ()
     return f"{name} is {value!r}{nearest(value, words)}, expected {expected(hint)}"
 
 
@@ -100,6 +120,8 @@ def expected(hint: Any) -> str:
     >>> expected(int | None)
     'a whole number or "none"'
     """
+    if (table := known_by(hint)) is not None:
+        return "one of " + ", ".join(map(repr, table)) + ' or "mine.py:function"'
     if _is_union(hint):
         words = [expected(member) for member in _members(hint) if is_plain(member)]
         return " or ".join([*words, f'"{NONE}"'] if types.NoneType in get_args(hint) else words)
@@ -121,6 +143,8 @@ def made(value: Any, hint: Any) -> Any:
         return find(value, "an own part")
     if isinstance(value, dict) and isinstance(value.get("name"), Own):
         return find(value["name"], "an own part")(**{key: one for key, one in value.items() if key != "name"})
+    if (table := known_by(hint)) is not None and isinstance(value, str):
+        return table[value]
     kinds = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
     for kind in kinds if isinstance(value, dict) else ():
         if value["name"] == _spelt(kind):

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fedge.core import Batch, Params
 from fedge.handle import layers as table
 from fedge.handle.layer import Squared
+from fedge.inputs import Inputs, map_
 
 if TYPE_CHECKING:
     from fedge.handle.plain import Handle
@@ -75,7 +76,7 @@ def separable(handle: Handle, params: Params, batch: Batch) -> list[str]:
     one gradient per example; what disagrees falls back to that.
     """
     own = {name: leaf.detach() for name, leaf in handle.module.named_parameters() if name in params}
-    x = noise((3, *batch.x.shape[1:]), batch.x)
+    x = noisy(3, batch.x)
     with _Uses(own) as uses:
         out = handle.logits(own, x)
     mix = noise(tuple(out.shape), out)
@@ -108,6 +109,11 @@ def _agreeing(losses: Callable[[Params], Tensor], own: Params, names: list[str])
         if bool((found[name] - wanted).abs().max() <= 1e-3 * wanted.abs().max()):
             right.append(name)
     return right
+
+
+def noisy(examples: int, x: Inputs) -> Inputs:
+    """So many examples like these, of numbers without pattern."""
+    return map_(lambda part: noise((examples, *part.shape[1:]), part), x)
 
 
 def noise(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -21,12 +21,13 @@ from fedge.core import Batch, Loss, Params
 from fedge.handle.addressed_dropout import AddressedDropout
 from fedge.handle.curvature import in_one_pass
 from fedge.handle.fast import Patches
-from fedge.handle.fisher_diagonal import noise, separable
+from fedge.handle.fisher_diagonal import noisy, separable
 from fedge.handle.per_example import squared_examples
 from fedge.handle.plain import Handle
 from fedge.handle.recurrent import ByStep
 from fedge.handle.stacked import Alone, Stacked, naming
-from fedge.handle.written import Gradient, downhill
+from fedge.handle.written import downhill, written_gradient
+from fedge.inputs import Inputs, arguments
 
 
 class Differentiated:
@@ -38,11 +39,11 @@ class Differentiated:
     def __init__(self, handle: Handle, patches: bool) -> None:
         self.handle, self.loss, self.patches = handle, handle.per_example, patches
 
-    def one(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
+    def one(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradient of one job."""
         return self._backward(lambda own: self.handle.logits(own, x, key, Alone()), y, mask, params)
 
-    def many(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
+    def many(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""
 
         def forward(own: Params) -> Tensor:
@@ -52,7 +53,7 @@ class Differentiated:
         with naming():
             return self._backward(forward, y, mask, params)
 
-    def _stacked(self, params: Params, x: Tensor, key: Tensor) -> Tensor:
+    def _stacked(self, params: Params, x: Inputs, key: Tensor) -> Tensor:
         return self.handle.logits(params, x, key, Stacked(by_client=not self.patches))
 
     def _backward(self, forward: Any, y: Tensor, mask: Tensor, params: Params) -> Params:
@@ -73,9 +74,7 @@ class GraphHandle(Handle):
         self.program = Differentiated(self, patches=torch.device(device).type == "cuda")
 
     def grad(self, params: Params, batch: Batch) -> Params:
-        names = tuple(params)
-        found = Gradient.apply(self.program, names, *batch, *params.values())  # type: ignore[no-untyped-call]
-        return dict(zip(names, found, strict=True))
+        return written_gradient(self.program, params, batch)
 
     def sum_sq_grad(self, params: Params, batch: Batch) -> Params:
         """Weights with a rule in one pass, the others from one gradient per example, for all examples at once.
@@ -97,6 +96,6 @@ class GraphHandle(Handle):
         """Whether the forward pass draws dropout masks, on the module's own weights."""
         own = {name: leaf.detach() for name, leaf in self.module.named_parameters() if name in params}
         self.set_training(True)
-        with AddressedDropout(torch.zeros((), dtype=torch.long, device=batch.x.device)) as seen:
-            functional_call(self.module, own, (noise((2, *batch.x.shape[1:]), batch.x),))
+        with AddressedDropout(torch.zeros((), dtype=torch.long, device=batch.mask.device)) as seen:
+            functional_call(self.module, own, *arguments(noisy(2, batch.x)))
         return bool(seen.draws)

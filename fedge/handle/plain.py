@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -21,19 +20,25 @@ from fedge.handle.addressed_dropout import AddressedDropout
 from fedge.handle.fisher_diagonal import separable
 from fedge.handle.module import check_module, is_still
 from fedge.handle.recurrent import ByStep
+from fedge.inputs import Inputs, arguments
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """- log softmax(logits)[y], one value per example."""
-    return F.cross_entropy(logits, y, reduction="none")
-
-
-def _check_losses(out: Tensor, y: Tensor) -> None:
+def _check_losses(out: Tensor, y: Tensor, logits: Tensor) -> None:
     if out.shape != y.shape[:1]:
         raise ValueError(
             f"the loss returned shape {list(out.shape)} for {len(y)} examples; "
-            "it must return one value per example (reduction='none')"
+            f"it must return one value per example {_remedy(out, y, logits)}"
         )
+
+
+def _remedy(out: Tensor, y: Tensor, logits: Tensor) -> str:
+    """What to write in place of a loss that gives too few values or too many."""
+    if not out.dim():
+        return "(reduction='none')"
+    if out.shape == y.shape or out.shape == logits.shape:
+        return "and gave one per number: take their mean, loss(out, y).flatten(1).mean(1), or use fedge.losses.mse"
+    shapes = f"outputs of shape {list(logits.shape)} with targets of shape {list(y.shape)}"
+    return f"and paired {shapes}: compare out[:, 0] with y, or use fedge.losses.mse"
 
 
 class Handle:
@@ -47,7 +52,7 @@ class Handle:
         self._separable: list[str] | None = None
 
     def logits(
-        self, params: Params, x: Tensor, key: Tensor | None = None, mode: AbstractContextManager[Any] | None = None
+        self, params: Params, x: Inputs, key: Tensor | None = None, mode: AbstractContextManager[Any] | None = None
     ) -> Tensor:
         """The module's output; with a key in training mode, dropout addressed by it, else in evaluation mode.
 
@@ -56,7 +61,7 @@ class Handle:
         if self.module.training != (key is not None):
             self.set_training(key is not None)
         with AddressedDropout(key) if key is not None else nullcontext(), mode or nullcontext():
-            out: Tensor = functional_call(self.module, params, (x,))
+            out: Tensor = functional_call(self.module, params, *arguments(x))
         return out
 
     def set_training(self, training: bool) -> None:
@@ -65,20 +70,22 @@ class Handle:
         for layer in self._still:
             layer.eval()
 
-    def laid_out(self, x: Tensor) -> Tensor:
+    def laid_out(self, x: Inputs) -> Inputs:
         """The same examples, in the order in memory in which `logits` is fastest."""
         return x
 
     def losses(self, params: Params, batch: Batch, mode: AbstractContextManager[Any] | None = None) -> Tensor:
         """One loss per example, [B], zero on padding."""
-        out = self.per_example(self.logits(params, batch.x, batch.key, mode), batch.y)
-        _check_losses(out, batch.y)
+        logits = self.logits(params, batch.x, batch.key, mode)
+        out = self.per_example(logits, batch.y)
+        _check_losses(out, batch.y, logits)
         return torch.where(batch.mask, out, 0.0)
 
-    def check_loss(self, params: Params, x: Tensor, y: Tensor) -> None:
+    def check_loss(self, params: Params, x: Inputs, y: Tensor) -> None:
         """Refuse a loss that does not give one value per example; class labels are taken as the first class."""
         y = y if y.is_floating_point() else torch.zeros_like(y)
-        _check_losses(self.per_example(self.logits(params, x), y), y)
+        logits = self.logits(params, x)
+        _check_losses(self.per_example(logits, y), y, logits)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the real examples of the batch."""

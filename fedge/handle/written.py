@@ -6,6 +6,7 @@ one: it is told the jobs and computes all of them with the layers' rules for man
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch.autograd import Function
 from fedge.core import Batch, Loss, Params
 from fedge.handle.chain import read
 from fedge.handle.layer import Layer
-from fedge.handle.plain import Handle, cross_entropy
+from fedge.handle.plain import Handle
 from fedge.handle.stacked.rule import leading
 from fedge.handle.tape import Many, One
+from fedge.inputs import Inputs, Spec, flatten, rebuild
+from fedge.losses import is_cross_entropy
 
 
 class Program:
@@ -63,7 +66,7 @@ class Program:
 def downhill(loss: Loss, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """d (mean loss over the real examples) / d logits, [..., B, C]."""
     share = mask / mask.sum(-1, keepdim=True, dtype=logits.dtype)
-    if loss is cross_entropy and logits.dim() == mask.dim() + 1:
+    if is_cross_entropy(loss) and not y.is_floating_point() and logits.dim() == y.dim() + 1 == mask.dim() + 1:
         e = (logits - logits.amax(-1, keepdim=True)).exp_()
         hit = _identity(logits).index_select(0, y.reshape(-1)).view(logits.shape)
         return (e / e.sum(-1, keepdim=True) - hit) * share.unsqueeze(-1)
@@ -92,8 +95,8 @@ class Gradient(Function):
     """The program as one differentiable-looking call, with its own rule for many jobs."""
 
     @staticmethod
-    def forward(program: Program, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, key: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:  # fmt: skip # noqa: E501
-        found = program.one(x, y, mask, key, dict(zip(names, leaves, strict=True)))
+    def forward(program: Program, names: tuple[str, ...], spec: Spec, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found = program.one(*batch_and_params(names, spec, tensors))
         return tuple(found[name] for name in names)
 
     @staticmethod
@@ -101,11 +104,25 @@ class Gradient(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, names: tuple[str, ...], *tensors: Tensor) -> Any:  # fmt: skip # noqa: E501
-        stacked = [leading(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[2:], strict=True)]
-        x, y, mask, key, *leaves = stacked
-        found = program.many(x, y, mask, key, dict(zip(names, leaves, strict=True)))
+    def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, names: tuple[str, ...], spec: Spec, *tensors: Tensor) -> Any:  # fmt: skip # noqa: E501
+        stacked = [leading(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, in_dims[3:], strict=True)]
+        found = program.many(*batch_and_params(names, spec, stacked))
         return tuple(found[name] for name in names), (0,) * len(names)
+
+
+def batch_and_params(
+    names: tuple[str, ...], spec: Spec, tensors: Sequence[Tensor]
+) -> tuple[Inputs, Tensor, Tensor, Tensor, Params]:
+    """x, y, mask, key and parameters by name, from all tensors one after another."""
+    inputs, (y, mask, key), leaves = tensors[: -3 - len(names)], tensors[-3 - len(names) :][:3], tensors[-len(names) :]
+    return rebuild(inputs, spec), y, mask, key, dict(zip(names, leaves, strict=True))
+
+
+def written_gradient(program: Any, params: Params, batch: Batch) -> Params:
+    """The program's gradient of one client; within vmap, of all of them at once."""
+    names, (parts, spec) = tuple(params), flatten(batch.x)
+    found = Gradient.apply(program, names, spec, *parts, *batch[1:], *params.values())  # type: ignore[no-untyped-call]
+    return dict(zip(names, found, strict=True))
 
 
 class WrittenHandle(Handle):
@@ -128,6 +145,4 @@ class WrittenHandle(Handle):
         return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
 
     def grad(self, params: Params, batch: Batch) -> Params:
-        names = tuple(params)
-        found = Gradient.apply(self.program, names, *batch, *params.values())  # type: ignore[no-untyped-call]
-        return dict(zip(names, found, strict=True))
+        return written_gradient(self.program, params, batch)

@@ -1,11 +1,20 @@
 """From "who owns each example" to "which examples each client owns"."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+
+
+class Owned(list[Indices]):
+    """One index array per client, with the clients' names and the number of examples that were dealt out."""
+
+    def __init__(self, clients: Iterable[Indices], names: Iterable[Any], examples: int) -> None:
+        super().__init__(clients)
+        self.names, self.examples = tuple(map(str, names)), examples
 
 
 def split_by_owner(owner: NDArray[Any], clients: int) -> list[Indices]:

@@ -61,16 +61,26 @@ def tidy(folders: Sequence[Path], target: float | None) -> list[Row]:
     """One row per run."""
     runs = read_all(folders)
     more = own_metrics(runs)
+    own = on_training_examples(runs)
     return [
-        about | _outcome(run, target) | {f"final_{name}": final_metric(run, name) for name in more}
+        about
+        | _outcome(run, target)
+        | {f"final_{name}": final_metric(run, name) for name in more}
+        | {key: last(run, key) for key in own}
         for run, about in zip(runs, _about(runs), strict=True)
     ]
+
+
+def on_training_examples(runs: Sequence[RunFolder]) -> list[str]:
+    """Metrics client by client where clients have no test examples, in the order in which they came."""
+    found = (key for run in runs for record in run.rounds for key in record if key.startswith("train_client_"))
+    return list(dict.fromkeys(found))
 
 
 def rounds(folders: Sequence[Path]) -> list[Row]:
     """One row per round of every run."""
     runs = read_all(folders)
-    keys = [*ROUND, *(f"test_{name}" for name in own_metrics(runs))]
+    keys = [*ROUND, *(f"test_{name}" for name in own_metrics(runs)), *on_training_examples(runs)]
     return [
         about | {"round": record.get("round")} | {key: record.get(key) for key in keys} | {"megabytes": spent}
         for run, about in zip(runs, _about(runs), strict=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedge.checks import nearest
+from fedge.inputs import Inputs, arguments, map_
 from fedge.runs import atomic
 
 
@@ -25,7 +26,7 @@ class MissingFormat(ImportError):
     """A format whose package is not installed."""
 
 
-def save(module: nn.Module, path: Path, example: Tensor | None) -> Path:
+def save(module: nn.Module, path: Path, example: Inputs) -> Path:
     """Write a module by the suffix of the path; formats that hold the program need an example of its input."""
     write = FORMATS.get(path.suffix)
     if write is None:
@@ -41,37 +42,40 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: leaf.detach().clone().contiguous() for name, leaf in module.state_dict().items()}
 
 
-def _state_dict(module: nn.Module, example: Tensor | None) -> bytes:
+def _state_dict(module: nn.Module, example: Inputs) -> bytes:
     buffer = io.BytesIO()
     torch.save(_tensors(module), buffer)
     return buffer.getvalue()
 
 
-def _safetensors(module: nn.Module, example: Tensor | None) -> bytes:
+def _safetensors(module: nn.Module, example: Inputs) -> bytes:
     written: bytes = _needs("safetensors.torch").save(_tensors(module))
     return written
 
 
-def _program(module: nn.Module, example: Tensor | None) -> torch.export.ExportedProgram:
+def _program(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
     """The computation for any number of examples; traced with two, as one would count as a constant."""
     if example is None:
         raise ExportError("this run does not know its inputs: set run.example to one, [1, ...], and save again")
-    many, inputs = torch.export.Dim("examples", min=1), (example.expand(2, *example.shape[1:]).contiguous(),)
+    many = torch.export.Dim("examples", min=1)
+    args, named = arguments(map_(lambda part: part.expand(2, *part.shape[1:]).contiguous(), example))
+    shapes = {name: {0: many} for name in named} if named else tuple({0: many} for _ in args)
     with _quiet():  # of LSTMs it warns about their own flat weights
-        return torch.export.export(module, inputs, dynamic_shapes=({0: many},))
+        return torch.export.export(module, args, named, dynamic_shapes=shapes)
 
 
-def _torch_export(module: nn.Module, example: Tensor | None) -> bytes:
+def _torch_export(module: nn.Module, example: Inputs) -> bytes:
     buffer = io.BytesIO()
     torch.export.save(_program(module, example), buffer)
     return buffer.getvalue()
 
 
-def _onnx(module: nn.Module, example: Tensor | None) -> bytes:
+def _onnx(module: nn.Module, example: Inputs) -> bytes:
     _needs("onnx")
     _needs("onnxscript")
     with _quiet():
-        program = torch.onnx.export(_program(module, example), dynamo=True, input_names=["x"], output_names=["scores"])
+        names = ["x"] if isinstance(example, Tensor) else list(arguments(example)[1]) or None
+        program = torch.onnx.export(_program(module, example), dynamo=True, input_names=names, output_names=["scores"])
     assert program is not None
     written: bytes = program.model_proto.SerializeToString()
     return written
@@ -98,7 +102,7 @@ def _needs(name: str):  # type: ignore[no-untyped-def]
         raise MissingFormat(f"this format needs {package}: pip install 'fedge[export]'", name=package) from error
 
 
-FORMATS: dict[str, Callable[[nn.Module, Tensor | None], bytes]] = {
+FORMATS: dict[str, Callable[[nn.Module, Inputs], bytes]] = {
     ".safetensors": _safetensors,
     ".pt": _state_dict,
     ".pt2": _torch_export,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fedge import toml
 from fedge.federation import Federation
+from fedge.inputs import Inputs, flatten
 from fedge.ledger import Row
 from fedge.runs import atomic, checkpoint, lock
 from fedge.runs.contents import as_rows, check_content, check_records
@@ -40,6 +41,7 @@ MAY_DIFFER = {
     "train.metrics",
     "train.keep",
     "train.until",
+    "train.per_client",
     "data.path",
 }  # between the checkpoint and the run that goes on from it
 LATER: dict[str, tuple[Any, ...]] = {
@@ -53,6 +55,9 @@ LATER: dict[str, tuple[Any, ...]] = {
     "keep": ("last",),
     "way": (None, "none"),
     "sampling": (None, "none"),
+    "metrics": ((), []),
+    "per_client": (False,),
+    "loss": ("cross_entropy",),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 BEST = "best.pt"
@@ -230,17 +235,22 @@ def _clients(federation: Federation, about: Mapping[str, Any]) -> bytes:
     data = federation.data
     shown = min(federation.clients, HEAT_MAP_CLIENTS)
     labels = []
-    if data.classes:
+    if data.labelled:
         for client in range(shown):
             y = data.train_y[federation.examples(client)]
             labels.append(torch.bincount(y, minlength=data.classes).tolist())
     table = {"clients": federation.clients, "classes": data.classes, "names": list(data.names), "labels": labels}
     table |= {"example": _kind(data.train_x), "target": _kind(data.train_y)}
+    table |= {"values": list(data.values)} if data.values else {}
     return json.dumps(table | dict(about)).encode()
 
 
-def _kind(examples: Tensor) -> Record:
-    """The shape and type of one of them."""
+def _kind(examples: Inputs) -> Any:
+    """The shape and type of one of them; of several inputs by name, or in a list."""
+    if not isinstance(examples, Tensor):
+        parts, spec = flatten(examples)
+        found = [_kind(part) for part in parts]
+        return {"named": dict(zip(spec, found, strict=True))} if isinstance(spec, tuple) else {"parts": found}
     return {"shape": list(examples.shape[1:]), "type": str(examples.dtype).removeprefix("torch.")}
 
 
@@ -264,7 +274,12 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
             if found is not None:
                 return found
         return None
-    return None if old == new else (path, old, new)
+    return None if old == new or _same_loss(path, old, new) else (path, old, new)
+
+
+def _same_loss(path: str, old: Any, new: Any) -> bool:
+    """The default had another name before it took floating-point targets."""
+    return path.endswith("loss") and {old, new} == {"cross_entropy", "by_target"}
 
 
 def versions() -> dict[str, str]:

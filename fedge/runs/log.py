@@ -17,6 +17,7 @@ from fedge.engine.hardware.budget import peak
 from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
 from fedge.handle import parameters
+from fedge.inputs import flatten
 from fedge.ledger import Row
 from fedge.runs import checkpoint, health
 from fedge.runs.folder import BEST, RunFolder, RunFolderError, as_plain, versions, way_back
@@ -181,7 +182,8 @@ def open_log(out: Path | str | None, about: About, link: BaseLink, every: int) -
 
 def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration for a run that was started from Python: plain values, and a checksum of who holds what."""
-    parts = (federation.index, federation.offsets, federation.data.train_x, federation.data.train_y)
+    data = federation.data
+    parts = (federation.index, federation.offsets, *flatten(data.train_x)[0], data.train_y)
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part.cpu().contiguous().numpy().tobytes(), checksum)

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from fedge import tree
 from fedge.core import Algorithm, Params, Payload, S
 from fedge.evaluate import scores
-from fedge.handle import Handle, cross_entropy
+from fedge.handle import Handle
+from fedge.inputs import Inputs, cast, flatten, rebuild, to
 from fedge.ledger import Ledger
+from fedge.losses import is_cross_entropy
+from fedge.problem import Problem
 from fedge.runs import export
 
 Record = dict[str, Any]
@@ -47,12 +50,15 @@ class Run(Generic[S]):
     stopped: bool = False
     way_back: str = ""  # how to go on from the last checkpoint that was of use, if that is not the newest
     ended: str = ""  # why it was enough before all rounds were done: what `until` said
-    example: Tensor | None = None  # one input as the model takes it, [1, ...], all zeros
+    example: Inputs = None  # one input as the model takes it, [1, ...], all zeros
     kept: Kept[S] | None = None  # the best round, with Observe(keep="best")
+    problem: Problem = field(default_factory=Problem)  # what its answers are
 
     def __repr__(self) -> str:
-        last = next((r for r in reversed(self.history) if "test_accuracy" in r), None)
-        accuracy = "" if last is None else f", test accuracy {last['test_accuracy']:.3f} after round {last['round']}"
+        last = next((r for r in reversed(self.history) if "test_loss" in r), {})
+        key = "accuracy" if "test_accuracy" in last else "loss"
+        value = last.get(f"test_{key}")
+        accuracy = "" if value is None else f", test {key} {value:.3f} after round {last['round']}"
         moved = self.ledger.total()
         megabytes = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
         end = ", diverged" if self.diverged else ""
@@ -90,16 +96,23 @@ class Run(Generic[S]):
         """The trained parameters by the module's own names."""
         return self.algorithm.params(self.state)
 
-    def scores(self, x: Tensor | ArrayLike) -> Tensor:
-        """[N, ...] -> [N, classes], on the device of the parameters."""
-        x = torch.as_tensor(x)
+    def scores(self, x: Inputs | ArrayLike) -> Tensor:
+        """[N, ...] -> [N, classes], or what the model puts out, on the device of the parameters."""
         like = next(iter(self.params.values()))
-        x = x.to(like.device, like.dtype) if x.is_floating_point() else x.to(like.device)
+        if isinstance(self.example, dict | tuple):
+            x = rebuild(map(torch.as_tensor, flatten(x)[0]), flatten(x)[1])
+        else:
+            x = torch.as_tensor(x)
+        x = to(cast(x, like.dtype), like.device)
         return scores(self.algorithm, self.handle, self.state, x)
 
-    def predict(self, x: Tensor | ArrayLike) -> Tensor:
-        """[N, ...] -> [N], the class with the largest score."""
-        return self.scores(x).argmax(1)
+    def predict(self, x: Inputs | ArrayLike) -> Tensor:
+        """[N, ...] -> [N], the label with the largest score; tokens [N, T]; of a regression the outputs.
+
+        Labels are those of your data, whatever numbers they have inside. Labels that hold or not (loss `bce`) are 1
+        where their logit is above 0.
+        """
+        return self.problem.predictions(self.scores(x))
 
     def module(self, client: int | None = None) -> nn.Module:
         """The trained network as a plain module on the CPU, with the names of yours; it needs no fedge.
@@ -157,13 +170,16 @@ class Run(Generic[S]):
 def absurd(algorithm: Algorithm[Any]) -> float:
     """A loss that says that a run has diverged: of cross-entropy, whose value for guessing is log(classes)."""
     loss = getattr(algorithm.loss, "loss", algorithm.loss)  # FedOVA's weighs one of two sides
-    return ABSURD if loss is cross_entropy else math.inf
+    return ABSURD if is_cross_entropy(loss) else math.inf
 
 
 def has_diverged(record: Record, limit: float) -> bool:
-    """Whether a round was evaluated and its test loss is not finite (in a file that is null), or over the limit."""
+    """Whether a round was evaluated and its test loss is not finite (in a file that is null), or over the limit.
+
+    Of a regression the limit says nothing: the squared error of prices may be any number.
+    """
     loss = record.get("test_loss", 0.0)
-    return loss is None or not math.isfinite(loss) or loss > limit
+    return loss is None or not math.isfinite(loss) or ("test_mse" not in record and loss > limit)
 
 
 def _series(history: list[Record], name: str) -> list[float]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge.core import At, Batch, Task
+from fedge.inputs import Inputs, take
 from fedge.keys import CLIENT, ORDER, STEP, fold, fold_array, fold_tensor
 
 _BLOCK = 1 << 20  # indices drawn ahead of the steps that use them
@@ -36,7 +37,7 @@ def _sort_key(key: int | Tensor, epoch: int | Tensor, position: Tensor) -> Tenso
     return (fold_tensor(key, ORDER, epoch, position) >> 24) & ((1 << 40) - 1)
 
 
-def one_client(task: Task, x: Tensor, y: Tensor, key: int, limit: int | None = None) -> Iterator[Batch]:
+def one_client(task: Task, x: Inputs, y: Tensor, key: int, limit: int | None = None) -> Iterator[Batch]:
     """The batches of one client, nothing padded; no more than `limit` of them."""
     n = len(y)
     position = torch.arange(n, device=y.device)
@@ -47,7 +48,7 @@ def one_client(task: Task, x: Tensor, y: Tensor, key: int, limit: int | None = N
             if step == steps:
                 return
             address = torch.tensor(fold(key, STEP, step), device=y.device)
-            yield Batch(x[chosen], y[chosen], torch.ones_like(chosen, dtype=torch.bool), address)
+            yield Batch(take(x, chosen), y[chosen], torch.ones_like(chosen, dtype=torch.bool), address)
             step += 1
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedge import inputs
 from fedge.core import At, Task
 from fedge.federation import Federation
 from fedge.keys import SHARE, choose, fold
@@ -20,8 +21,8 @@ class Population:
 
     def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device) -> None:
         data = federation.data
-        x = data.train_x.to(dtype) if data.train_x.is_floating_point() else data.train_x
-        self.x, self.y = x.to(device), data.train_y.to(device)
+        self.x = inputs.to(inputs.cast(data.train_x, dtype), device)
+        self.y = inputs.to(inputs.cast(data.train_y, dtype), device)
         self.index, self.offsets = federation.index.to(device), federation.offsets.cpu()
         self._here, self._bounds = federation.index.cpu(), self.offsets.numpy()
         self.clients = federation.clients
@@ -31,6 +32,11 @@ class Population:
         """How many examples each client folds over, shared ones included, [C]."""
         ids = clients.numpy()
         return torch.from_numpy(self._bounds[ids + 1] - self._bounds[ids] + len(self.shared))
+
+    def of(self, client: int) -> tuple[inputs.Inputs, Tensor]:
+        """All that a client folds over: its examples and their targets."""
+        chosen = self.examples(client)
+        return inputs.take(self.x, chosen), self.y[chosen]
 
     def own(self, client: int) -> Tensor:
         """The pool indices of a client's own examples."""
@@ -65,5 +71,5 @@ class Population:
         wanted = max(1, round(beta * len(self.index) / self.clients))
         picked = choose(fold(at.seed, SHARE, at.round, at.phase), len(self.y), min(wanted, len(self.y)))
         self.shared = picked.to(self.index.device)
-        size = self.x[self.shared].nbytes + self.y[self.shared].nbytes
+        size = inputs.nbytes(inputs.take(self.x, self.shared)) + self.y[self.shared].nbytes
         return Row(at.round, at.phase, "share", self.clients, size * self.clients, size, 0)

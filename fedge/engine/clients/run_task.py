@@ -206,7 +206,10 @@ def _apart(upload: Upload, carry: Carry) -> Upload:
 
 def _steps(block: Batch) -> Iterator[Batch]:
     """The steps of a block of steps."""
-    return map(Batch, *[leaf.unbind() for leaf in block])
+    if isinstance(block.x, Tensor):
+        return map(Batch, *[leaf.unbind() for leaf in block])
+    leaves, spec = pytree.flatten(block)
+    return (pytree.unflatten(list(step), spec) for step in zip(*(leaf.unbind() for leaf in leaves), strict=True))
 
 
 def _own(leaf: Any) -> Tensor:

@@ -13,6 +13,7 @@ from fedge.engine.clients.memory import ClientMemory
 from fedge.engine.clients.run_task import StepError, Upload, finish_keys, fold_one, parted
 from fedge.engine.uploads.checks import finite_jobs
 from fedge.engine.uploads.coding import code, codec_key, is_coded, left_out
+from fedge.inputs import Inputs
 
 
 class ClientError(RuntimeError):
@@ -23,7 +24,7 @@ class Worker:
     """One client: its examples, what it holds between the phases of a round, and what it remembers between rounds."""
 
     def __init__(
-        self, client: int, x: Tensor, y: Tensor, tasks: Mapping[str, Task], memory: ClientMemory | None = None
+        self, client: int, x: Inputs, y: Tensor, tasks: Mapping[str, Task], memory: ClientMemory | None = None
     ) -> None:
         self.client, self.x, self.y, self.tasks = client, x, y, tasks
         self.memory = ClientMemory(torch.device("cpu")) if memory is None else memory

@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedge import tree
 from fedge.handle import Handle
+from fedge.inputs import Inputs, map_, numel
 
 MOST = 1 << 31  # scalars that all activations of a chunk may have together, and any one of its parameters
 
@@ -25,7 +26,7 @@ class Budget:
     loop.
     """
 
-    def __init__(self, handle: Handle, example: Tensor, device: torch.device) -> None:
+    def __init__(self, handle: Handle, example: Inputs, device: torch.device) -> None:
         self.handle, self.example = handle, example
         self.memory = _free(device)
         self.loop = device.type == "cpu" and has_convolutions(handle.module)
@@ -35,7 +36,7 @@ class Budget:
         """Bytes per job; bytes and scalars per example of its batch."""
         params = parameters_of(self.handle)
         itemsize = next(iter(params.values())).element_size()
-        scalars = _activations(self.handle, params, self.example) + self.example.numel()
+        scalars = _activations(self.handle, params, self.example) + numel(self.example)
         return 6 * tree.nbytes(params), 3 * itemsize * scalars, scalars
 
     @cached_property
@@ -82,7 +83,7 @@ def has_convolutions(module: nn.Module) -> bool:
     return any(isinstance(layer, _ConvNd) for layer in module.modules())
 
 
-def _activations(handle: Handle, params: tree.Params, example: Tensor) -> int:
+def _activations(handle: Handle, params: tree.Params, example: Inputs) -> int:
     """Scalars that the layers put out for one example."""
     count = 0
 
@@ -94,7 +95,7 @@ def _activations(handle: Handle, params: tree.Params, example: Tensor) -> int:
 
     hooks = [m.register_forward_hook(note) for m in handle.module.modules() if not [*m.children()]]
     try:
-        handle.logits(params, example.unsqueeze(0))
+        handle.logits(params, map_(lambda part: part.unsqueeze(0), example))
     finally:
         for hook in hooks:
             hook.remove()

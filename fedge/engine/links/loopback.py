@@ -28,7 +28,7 @@ class Loopback(MessageLink):
         if str(device := options.pop("device", "cpu")) != "cpu":
             raise ValueError(f"device is {device!r}, but the loop-back link is for the CPU")
         runtime = plain_runtime(algorithm, federation)
-        self.population = Population(federation, runtime.x.dtype, CPU)
+        self.population = Population(federation, runtime.dtype, CPU)
         self.memory = ClientMemory(CPU)
         directory = Directory(federation.clients, self.population.rows_of, self.population.sizes)
         super().__init__(algorithm, runtime, directory, **options)
@@ -52,9 +52,7 @@ class Loopback(MessageLink):
     def client(self, client: int, at: At, ask: Ask, request: bytes) -> bytes:
         """Everything that happens on a device: bytes in, bytes out."""
         if client not in self._workers:
-            chosen = self.population.examples(client)
-            x, y = self.population.x[chosen], self.population.y[chosen]
-            self._workers[client] = Worker(client, x, y, self.tasks, self.memory)
+            self._workers[client] = Worker(client, *self.population.of(client), self.tasks, self.memory)
         limits = None if ask.limits is None else ask.limits.get(client)
         answer = self._workers[client].work(at, ask.tasks, ask.reuse, wire.decode(request), limits)
         return wire.encode(answer)

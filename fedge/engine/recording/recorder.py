@@ -84,13 +84,15 @@ class Traced:
             replayed = 0
             for batch in group:
                 yield None
+                parts = batch if isinstance(batch.x, Tensor) else pytree.leaves(batch)
                 if run is not None:
-                    flat = run(*fixed, *flat, *batch, row)
+                    flat = run(*fixed, *flat, *parts, row)
                     replayed += 1
                     continue
-                shapes = (name, batch.x.dtype, *[leaf.shape for leaf in batch], *[leaf.stride() for leaf in flat])
+                types = [leaf.dtype for leaf in parts[:-3]]
+                shapes = (name, *types, *[leaf.shape for leaf in parts], *[leaf.stride() for leaf in flat])
                 if (known := self._known(shapes)) is not None:
-                    before, flat = flat, known(*fixed, *flat, *batch, row)
+                    before, flat = flat, known(*fixed, *flat, *parts, row)
                     run = known if _alike(before, flat) else None  # if it is once, it is from then on
                     replayed += 1
                     continue

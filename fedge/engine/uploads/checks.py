@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from fedge.core import Ask, Drop, Payload, Task
 from fedge.engine.clients.run_task import finished, parted
 
 IN_A_ROW = 5  # rounds without enough good uploads, after which a run ends
+TOO_LIGHT = re.compile(r"weight (0|-\S+|nan) ")  # of those that a client may not weigh
 ROUNDING = 1 + 1e-6  # weights travel in single precision
 
 
@@ -126,6 +128,9 @@ def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
     hint = "lower the required number of replies"
     if any("not finite" in drop.reason for drop in dropped):
         hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
-    if any("may weigh" in drop.reason for drop in dropped):
+    weighed = [drop.reason for drop in dropped if "may weigh" in drop.reason]
+    if any(map(TOO_LIGHT.match, weighed)):
+        hint = f"return a weight above 0 from `finish`, such as examples.float(), or {hint}"
+    elif weighed:
         hint = f"weigh by numbers of examples or let the task's `heaviest` say how else, or {hint}"
     raise TooFewReplies(f"task '{task}' has good uploads of {good} clients, {minimum} needed ({why}): {hint}", dropped)

@@ -1,0 +1,70 @@
+"""What kind of answers a run learns to give, read off its targets and its loss.
+
+classes    one label per example, [N] whole numbers
+tokens     several labels per example, [N, T], ... whole numbers
+labels     labels that hold or not, floating-point 0 and 1 with the loss `bce`
+numbers    floating-point targets: regression
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedge.losses import IGNORED, CrossEntropy, is_binary
+from fedge.metrics import Accuracy, Confusion, Errors, Metric, Perplexity
+
+Kind = Literal["classes", "tokens", "labels", "numbers"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The kind, and for classes the labels as they were before they were numbered from 0."""
+
+    kind: Kind = "classes"
+    values: tuple[int, ...] = ()
+    axis: int | None = None  # of the outputs, where the classes are; None: where there is one number per class
+    ignore_index: int = IGNORED
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """From scores to answers: the class with the largest, the labels that hold, or the outputs themselves."""
+        if self.kind == "numbers":
+            return scores
+        if self.kind == "labels":
+            return (scores > 0).to(scores.dtype)
+        found = scores.argmax(1 if self.kind == "classes" else -1 if self.axis is None else self.axis)
+        return torch.tensor(self.values, device=found.device)[found] if self.values else found
+
+    def metrics(self) -> dict[str, Metric]:
+        """What is computed beside the loss, whatever else is asked for; classes have their accuracy by class."""
+        if self.kind == "numbers":
+            return {"mse": Errors("mse"), "mae": Errors("mae"), "r2": Errors("r2")}
+        if self.kind == "labels":
+            return {"accuracy": Accuracy(), "f1": Confusion("f1")}
+        if self.kind == "classes":
+            return {}
+        axis, ignored = self.axis, self.ignore_index
+        return {"accuracy": Accuracy(axis, ignored), "perplexity": Perplexity(axis, ignored)}
+
+
+def problem_of(y: Tensor, loss: Any, values: Sequence[int] = (), outputs: Sequence[int] | None = None) -> Problem:
+    """The problem of some targets, a loss, and outputs of a shape (of the first examples)."""
+    inner = getattr(loss, "loss", loss)  # FedOVA's weighs one of two sides
+    if y.is_floating_point():
+        return Problem("labels" if is_binary(inner) else "numbers")
+    if y.dim() == 1:
+        return Problem("classes", tuple(values))
+    entropy = inner if isinstance(inner, CrossEntropy) else CrossEntropy()
+    axis = entropy.axis
+    if axis is None and outputs is not None:
+        axis = _axis(outputs, y.shape)
+    return Problem("tokens", tuple(values), axis, entropy.ignore_index)
+
+
+def _axis(outputs: Sequence[int], targets: Sequence[int]) -> int:
+    """The second only where the last cannot be: an own loss may put the classes anywhere."""
+    return -1 if [*outputs[1:-1]] == [*targets[1:]] else 1
