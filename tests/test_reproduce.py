@@ -59,6 +59,7 @@ def test_what_diverged_gives_way_to_the_next_best_for_all_seeds(tiny: Path, tmp_
         store.add({**line, "setting": {"lr": 1e30}, "trials": trials})
     assert Choices([store.path])("fmnist", "FedAvg") == [{"lr": 1e30}, {"lr": 0.1}, {"lr": 0.3}]
     assert Choices([store.path])("fmnist", "other") == []
+    assert Choices([store.path], {"other": "FedAvg"})("fmnist", "other")[0] == {"lr": 1e30}, "of its backbone"
     options = ["--dataset", "fmnist", "--seeds", "2", "--rounds", "2", "--method", "FedAvg", "--device", "cpu"]
     done = CliRunner().invoke(app, ["reproduce", "noniid", *options, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output

@@ -10,12 +10,12 @@ from fedge.sweep.halving import TRIALS
 from .claims import claims
 from .figures import draw
 from .measured import details
-from .places import files, paper, root
+from .places import BACKBONES, files, paper, root
 from .tables import table
 
 
 def study() -> Study:
-    return Study(files(), root() / "results" / TRIALS, page, details, draw)
+    return Study(files(), root() / "results" / TRIALS, page, details, draw, BACKBONES)
 
 
 def page(entries: Sequence[Entry], store: Store) -> str:

@@ -130,7 +130,8 @@ class _Work:
         self._said: set[tuple[str, str]] = set()  # data set and method that were not tuned
 
     def entries(self, name: str, dataset: str) -> list[Entry]:
-        ranked, diverged = Choices([self.runner.out / TRIALS, self.study.chosen]), self.runner.store.diverged
+        stores = [self.runner.out / TRIALS, self.study.chosen]
+        ranked, diverged = Choices(stores, self.study.backbones), self.runner.store.diverged
         seeds = [SEED] if name == TUNE else range(self.seeds)
         found = entries(self.study.files, name, dataset, seeds, self.rounds, ranked, diverged)
         return [entry for entry in found if entry.method in self.methods]

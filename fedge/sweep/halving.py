@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -103,11 +103,13 @@ def _key(value: Any) -> str:
 class Choices:
     """What tuning chose: after the most rounds; of equals, in the first of these stores, and there the newest.
 
-    So a short trial of the command does not choose the settings of whole runs.
+    So a short trial of the command does not choose the settings of whole runs. A method that was never tuned takes what
+    was chosen for the method whose `backbones` it shares.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], backbones: Mapping[str, str] | None = None) -> None:
         self.lines: dict[tuple[str, str], Line] = {}
+        self.backbones = dict(backbones or {})
         for path in reversed(list(paths)):
             for line in Store(path).lines:
                 if line.get("kind") == "choice":
@@ -121,7 +123,7 @@ class Choices:
         names = (cell, method), (cell.split("-")[0], method)
         lines = [self.lines[name] for name in names if name in self.lines]
         if not lines:
-            return []
+            return self(cell, self.backbones[method]) if method in self.backbones else []
         found = max(lines, key=lambda line: line.get("rounds", 0))  # the first of equals
         order = sorted(found.get("trials", []), key=lambda trial: (-trial["rounds"], -trial["validation"]))
         settings = [found["setting"], *(trial["setting"] for trial in order)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedge.sweep.entries import Entry
@@ -20,3 +20,4 @@ class Study:
     page: Callable[[Sequence[Entry], Store], str]  # title, table and claims, as Markdown
     details: Callable[[Sequence[Entry], Store], str]  # what the numbers were measured with
     draw: Callable[[Sequence[Entry], Store, Path], Path | None]  # None without matplotlib, or without results
+    backbones: Mapping[str, str] = field(default_factory=dict)  # method -> the one whose settings it takes if untuned
