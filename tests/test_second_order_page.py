@@ -60,7 +60,8 @@ def winner(problem: str, method: str) -> Any:
 
 def raw(problem: str) -> list[Line]:
     """The runs of a problem with the settings that win."""
-    return [line for line in stored(problem, "run") if line["setting"] == winner(problem, line["method"])]
+    found = [line for line in stored(problem, "run") if line["setting"] == winner(problem, line["method"])]
+    return sorted(found, key=lambda line: line["seed"])
 
 
 def shown(problem: str) -> list[list[list[str]]]:

@@ -14,7 +14,7 @@ from fedge.sweep.runner import RESULTS
 from . import answer, verdicts
 from .costs import LATE
 from .figures import draw
-from .places import paper
+from .places import BACKBONES, paper
 from .runs import SEEDS, gaps, of_the_paper, shown, state, wanted
 from .sections import image, sections
 from .settings import settings
@@ -65,7 +65,7 @@ What else was run, with settings that gave way to these, and which runs fell: [s
 
 
 def stored() -> tuple[Store, Choices]:
-    return Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS])
+    return Store(FOLDER / RESULTS), Choices([FOLDER / TRIALS], BACKBONES)
 
 
 def text() -> str:
