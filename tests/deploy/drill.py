@@ -3,7 +3,7 @@
     make drill      (python -m tests.deploy.drill FOLDER keeps its files in FOLDER)
 
 Round by round (`plan.py`): a SuperNode killed with -9; NaN, a wrong shape, an exception, garbage, escapes, a hang;
-liars (1e30, more weight than a device joined with, attacks of `fedge.attacks`); a bomb and a malformed object; an
+liars (1e30, more weight than a device joined with, every attack of `fedge.attacks`); a bomb and a malformed object; an
 impostor; an app that dies and one that is told to end; the SuperLink killed and started again while it takes messages
 and while devices work; the server app killed and resumed.
 
@@ -21,19 +21,35 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import fedge
+from fedge.attacks.attack import ENROLLED, KINDS
 from fedge.core import Ask, At
 from fedge.deploy.bundle import project
 from fedge.deploy.fleet import Fleet
 from fedge.deploy.process import listens
 from fedge.engine import BaseLink, Loopback, Simulator
+from fedge.engine.clients.worker import Worker
 from fedge.runs import checkpoint
 from fedge.toml import dump
 from tests.cases import close
-from tests.deploy.faults import CLIENTS, FOLDER, ROUNDS, SEED, TAMPERING, algorithm, federation
+from tests.deploy.faults import (
+    CLIENTS,
+    FOLDER,
+    ROUNDS,
+    SEED,
+    TAMPERING,
+    algorithm,
+    colluding,
+    examples,
+    federation,
+)
 from tests.deploy.plan import COUNTS, FULL, Plan, unexplained, unnamed
 from tests.deploy.processes import Marked, running
 from tests.lossy import Lossy
@@ -52,6 +68,8 @@ class Drill:
             (folder / "faults" / f"{client}-{number}").write_text(fault)
         for number in plan.push_rounds:
             (folder / "faults" / f"push-{number}").touch()
+        if plan.heavy is not None:
+            (folder / "faults" / f"examples-{plan.heavy}").write_text(str(int(ENROLLED)))
         for client in plan.impostors:
             (folder / "faults" / f"hello-{client}.later").write_text("0")
         self.fleet = Fleet(folder / "fleet", plan.clients)
@@ -202,11 +220,22 @@ class Lying(Loopback):
     def __init__(self, plan: Plan) -> None:
         super().__init__(algorithm(), federation())
         self.lies = {(number, client): fault for number, client, fault in plan.faults() if fault in COUNTS}
+        self.directory.sizes = partial(_joined, self.directory.sizes, plan.heavy)
 
     def client(self, client: int, at: At, ask: Ask, request: bytes) -> bytes:
-        answer = super().client(client, at, ask, request)
         fault = self.lies.get((at.round, client))
+        if fault is not None and KINDS[fault].poisons and at.phase == 0:
+            self._workers[client] = Worker(client, *examples(client, fault), self.tasks, self.memory)
+        answer = super().client(client, at, ask, request)
+        if fault == "little":
+            return colluding(client, at, ask.tasks, ask.reuse, request, answer)
         return answer if fault is None else TAMPERING[fault](answer)
+
+
+def _joined(sizes: Callable[[Tensor], Tensor], heavy: int | None, clients: Tensor) -> Tensor:
+    """How many examples clients joined with."""
+    found = sizes(clients)
+    return found if heavy is None else torch.where(clients == heavy, int(ENROLLED), found)
 
 
 def promised(plan: Plan, lost: set[tuple[int, str, int]]) -> fedge.Run[Any]:

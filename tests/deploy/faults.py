@@ -1,7 +1,8 @@
 """The drill's experiment, and devices that misbehave on request: a file says which client does what in which round.
 
 Some die or hang, some lie in their uploads, some send objects that Flower cannot put together, or bombs, or texts that
-a terminal would act on, and one says that it is another client.
+a terminal would act on, and one says that it is another client. Every attack of `fedge.attacks` is among the lies: some
+poison their data, one joined with a million examples, and one knows what two others would send.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from torch import Tensor
 
 import fedge
 from fedge import tree
-from fedge.attacks.attack import Attack, Seen
-from fedge.core import Payload
+from fedge.attacks.attack import ENROLLED, KINDS, Attack, Seen
+from fedge.attacks.backdoor import poisoned
+from fedge.core import At, Payload
 from fedge.deploy import client_app, serve
 from fedge.deploy.envelope import pack, unpack
+from fedge.engine.clients.run_task import Upload
+from fedge.engine.clients.worker import Worker
 from fedge.engine.links import wire
+from fedge.handle import Handle
 from tests.deploy.plan import COUNTS
 
 SEED = 3
@@ -73,7 +78,12 @@ def algorithm() -> fedge.FedDANE:
 
 
 def load(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    fed = federation()
+    return examples(client, NOW)
+
+
+def examples(client: int, fault: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    """What a client has, poisoned if its fault is that."""
+    fed = poisoned(federation(), fault, [client]) if fault in KINDS and KINDS[fault].poisons else federation()
     mine = fed.examples(client)
     return fed.data.train_x[mine], fed.data.train_y[mine]
 
@@ -84,22 +94,31 @@ def client() -> ClientApp:
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        """As long as there is a file `hello-CLIENT`, this one says that it is the client in it."""
-        reply, path = real(message, context), folder / f"hello-{context.node_config['partition-id']}"
-        if not path.exists():
-            return reply
+        """As long as there is a file `hello-CLIENT`, this one says that it is the client in it; `examples-CLIENT` says
+        how many examples it claims to have."""
+        reply, who = real(message, context), context.node_config["partition-id"]
         head, _ = unpack(reply.content)
-        return Message(pack(head | {"client": int(path.read_text())}), reply_to=message)
+        for name in ("hello", "examples"):
+            if (path := folder / f"{name}-{who}").exists():
+                head["client" if name == "hello" else name] = int(path.read_text())
+        return Message(pack(head), reply_to=message)
 
     @app.train("work")
     def work(message: Message, context: Context) -> Message:
         global NOW
-        head, _ = unpack(message.content)
-        path = folder / f"{context.node_config['partition-id']}-{head['at'][1]}"
+        head, sent = unpack(message.content)
+        who = context.node_config["partition-id"]
+        path = folder / f"{who}-{head['at'][1]}"
         NOW = path.read_text() if path.exists() else ""
         reply = real(message, context)
         if NOW in ANSWERS:
             return Message(ANSWERS[NOW](reply.content), reply_to=message)
+        if NOW == "little" and "error" not in (said := unpack(reply.content))[0]:
+            lies = {
+                name: colluding(who, At(*head["at"]), *map(tuple, head["asks"][name]), sent[name], blob)
+                for name, blob in said[1].items()
+            }
+            return Message(pack(said[0], lies), reply_to=message)
         return _tampered(reply, message) if NOW in TAMPERING else reply
 
     return app
@@ -137,11 +156,38 @@ def _forged(kind: str) -> Callable[[bytes], bytes]:
 
     def lie(upload: Payload, weight: Tensor) -> tuple[Payload, Tensor]:
         alone = {name: tree.map_(lambda leaf: leaf[None], part) for name, part in upload.items()}
-        seen = Seen(torch.tensor([True]), torch.tensor([0]), weight.reshape(1))
+        most = torch.full((1,), ENROLLED) if kind == "weight_liar" else weight.reshape(1)
+        seen = Seen(torch.tensor([True]), torch.tensor([0]), most)
         forged, claimed = Attack(kind).forged(alone, weight.reshape(1), seen)
         return {name: tree.take(part, 0) for name, part in forged.items()}, claimed.reshape(weight.shape)
 
     return lambda blob: wire.encode({row: [lie(*one) for one in ups] for row, ups in wire.decode(blob).items()})
+
+
+def colluding(
+    client: int, at: At, tasks: tuple[str, ...], reuse: tuple[str, ...], request: bytes, answer: bytes
+) -> bytes:
+    """ "A little is enough" of a client that has the data of the next two; where these hold nothing it is honest."""
+    if reuse:
+        return answer
+    known = algorithm().tasks(Handle(algorithm().model, algorithm().loss, torch.device("cpu")))
+    others = [(client + step) % int(os.environ[CLIENTS]) for step in (1, 2)]
+    each = [Worker(one, *examples(one), known).work(at, tasks, reuse, wire.decode(request)) for one in others]
+    return wire.encode(
+        {
+            row: [_little(one, [found[row][place] for found in each]) for place, one in enumerate(uploads)]
+            for row, uploads in wire.decode(answer).items()
+        }
+    )
+
+
+def _little(own: Upload, others: list[Upload]) -> Upload:
+    everybody = [own, *others]
+    stacked = {name: tree.stack([upload[name] for upload, _ in everybody]) for name in own[0]}
+    weights = torch.stack([weight.reshape(()) for _, weight in everybody])
+    seen = Seen(torch.tensor([True, False, False]), torch.zeros(3, dtype=torch.long), weights)
+    forged, _ = Attack("little").forged(stacked, weights, seen)
+    return {name: tree.take(part, 0) for name, part in forged.items()}, own[1]
 
 
 TAMPERING: dict[str, Callable[[bytes], bytes]] = {
@@ -150,7 +196,7 @@ TAMPERING: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda blob: blob[: len(blob) // 2] + b"not what you think",
     "huge": _edited(lambda leaf: torch.full_like(leaf, 1e30)),
     "weight": _heavy,
-    **{kind: _forged(kind) for kind in COUNTS},
+    **{kind: _forged(kind) for kind in COUNTS if kind != "little"},
 }
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedge.attacks.attack import KINDS
+
 LOST = r"no answer within|Flower says|was not accepted"  # an answer that did not arrive
 HELD = r"does not hold"  # what follows from one
 AWAY = rf"{LOST}|{HELD}|not connected|has not yet said|did not say who it is|is left out"
@@ -26,7 +28,7 @@ REASONS = {
     "malformed": "the message cannot be read: KeyError: 'arraychunk_ids'",
     "impostor": "its node is client 0 now",
 }
-COUNTS = ("sign_flip", "scaled", "constant", "free_rider")  # of fedge.attacks: lies that no check can see
+COUNTS = tuple(KINDS)  # of fedge.attacks: lies that no check can see
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Plan:
     server_round: int
     link_rounds: tuple[int, ...] = ()  # the SuperLink is killed while devices work
     push_rounds: tuple[int, ...] = ()  # ... and while it takes messages
+    heavy: int | None = None  # a client that joins with a million examples
     away: dict[int, tuple[int, int]] = field(
         default_factory=dict
     )  # client: rounds in which it may be away, and why not
@@ -73,10 +76,12 @@ FULL = Plan(
         5: {2: "huge", 4: "weight", 5: "scaled"},
         6: {0: "bomb", 4: "sign_flip", 5: "malformed"},
         7: {1: "hangs"},
-        8: {3: "impostor"},
+        8: {3: "impostor", 5: "weight_liar"},
         9: {1: "constant", 5: "free_rider"},
         10: {2: "dies", 4: "ended"},
+        11: {0: "label_flip", 1: "little", 5: "backdoor"},
     },
+    heavy=5,
     node=(2, 1),
     push_rounds=(12, 13),
     link_rounds=(14,),

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy.drill import Drill, judge
+import fedge
+from fedge.attacks.attack import KINDS
+from fedge.deploy import FlowerLink, Roster
+from tests.cases import close
+from tests.deploy import faults
+from tests.deploy.drill import Drill, judge, promised
 from tests.deploy.plan import FULL, REASONS, SHORT, unexplained, unnamed
+from tests.deploy.test_link import Yard
 
 LATE, GONE = "no answer within 40 s", "its node is not connected"
 NODE_ROUND, KILLED = FULL.node
@@ -79,6 +86,10 @@ def test_a_killed_superlink_costs_a_client_one_answer() -> None:
     assert len(unexplained([record(WORK, (0, LATE), (0, LATE), (1, LATE))])) == 1
 
 
+def test_the_full_drill_has_every_attack_that_is_simulated() -> None:
+    assert {fault for _, _, fault in FULL.faults()} >= set(KINDS)
+
+
 def test_every_fault_must_be_named() -> None:
     """An empty record names nothing; one wrong word, or one escape, is found."""
     records = {number: record(number) for number in range(1, FULL.rounds + 1)}
@@ -87,3 +98,21 @@ def test_every_fault_must_be_named() -> None:
     assert len(unnamed(records, FULL)) == len(named) + others
     records[1] = record(1, (0, "\x1b[31m"))
     assert len(unnamed(records, FULL)) == len(named) + others + 1
+
+
+@pytest.mark.usefixtures("environment")
+def test_lies_are_the_same_on_a_fleet_and_in_the_judges_run(tmp_path: Path) -> None:
+    """Every attack in one process: real messages to the drill's devices, and the loop-back link that judges them."""
+    lies = {number: {c: f for c, f in some.items() if f in KINDS} for number, some in FULL.devices.items()}
+    plan = replace(FULL, rounds=max(lies), devices=lies)
+    Drill(tmp_path, plan)
+    yard = Yard(faults.client(), range(plan.clients))
+    roster = Roster(yard, plan.clients, [""])
+    roster.wait(plan.clients, 0, 60)
+    algorithm, federation = faults.algorithm(), faults.federation()
+    link = FlowerLink(algorithm, federation, yard, roster, deadline=60.0)
+    run = fedge.train(algorithm, federation, rounds=plan.rounds, seed=faults.SEED, link=link)
+    assert [record["dropped"] for record in run.history] == [[]] * plan.rounds
+    assert close(run.params, promised(plan, set()).params) == 0
+    honest = fedge.train(algorithm, federation, rounds=plan.rounds, seed=faults.SEED)
+    assert close(run.params, honest.params) > 0.01
