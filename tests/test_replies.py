@@ -515,3 +515,27 @@ def test_what_clients_remember_of_a_skipped_round_is_forgotten() -> None:
     assert plain.memory.keys() == spoilt.memory.keys() != set()
     for part, table in plain.memory.items():
         assert close(table["leaves"], spoilt.memory[part]["leaves"]) == 0
+
+
+@pytest.mark.parametrize("kind", [Simulator, Loopback])
+def test_one_ask_of_two_without_a_good_upload_skips_the_round(kind) -> None:
+    """FedPer judges and trains in one phase: a client that spoils its training alone must not end the run."""
+    federation = ragged(toy_data())
+    algorithm = fedge.FedPer(large_model(), lr=0.1, epochs=1)
+
+    class Spoilt(kind):
+        def received(self, jobs, uploads):
+            for upload, _ in uploads.values():
+                for leaf in upload.get("delta", {}).values():
+                    leaf[(jobs.clients == 2).tolist()] = torch.nan
+            return uploads
+
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            if client == 2 and "train" in ask.tasks:
+                answer = {row: [(u, w * torch.nan) for u, w in ups] for row, ups in answer.items()}
+            return wire.encode(answer)
+
+    run = fedge.train(algorithm, federation, rounds=6, cohort=1, seed=1, link=Spoilt(algorithm, federation))
+    skipped = [record["round"] for record in run.history if "skipped" in record]
+    assert skipped == [record["round"] for record in run.history if record["cohort"] == [2]] != []

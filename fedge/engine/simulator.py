@@ -153,6 +153,7 @@ class Simulator(Folding):
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         self.open(at, asks)
         answers, dropped, asked = [], list[Drop](), list[int]()
+        everybody: list[tuple[str, list[Drop]]] = []  # asks that are not by row, and who failed in each
         for ask in asks:
             tasks, mine = self.jobs_of(ask, clients)
             total, bad, up = self.work(at, ask, tasks, mine)
@@ -160,7 +161,10 @@ class Simulator(Folding):
             answers.append(total.reply())
             dropped += bad
             asked += mine.clients.tolist()
+            everybody += [(ask.tasks[0], bad)] if tasks[0].rows is None and bad else []
         self.close(at)
+        for name, bad in everybody:
+            checks.require(checks.good_clients(clients.tolist(), bad), self.min_replies, name, bad)
         if asked or not len(clients):  # else nobody holds what was asked for
             good = len(asked) if not dropped and self.min_replies == 1 else checks.good_clients(asked, dropped)
             checks.require(good, self.min_replies, asks[0].tasks[0], dropped)

@@ -149,6 +149,9 @@ class MessageLink(BaseLink):
             self.ledger.add(replace(row, wire_down=collector.wire[0], wire_up=collector.wire[1]))
             answers.append(reply)
             dropped += bad
+        for collector in collectors:  # what is asked of everybody, and not by row, must have been answered
+            if collector.requests and collector.tasks[0].rows is None:
+                checks.require(len(collector.good), self.min_replies, collector.ask.tasks[0], collector.dropped)
         if not clients or any(collector.requests for collector in collectors):  # else nobody holds what was asked for
             good = set[int]().union(*(collector.good for collector in collectors))
             checks.require(len(good), self.min_replies, collectors[0].ask.tasks[0], dropped)

@@ -135,6 +135,9 @@ class Ranks(BaseLink):
             self.ledger.add(self.simulator.row(at, part.ask, part.tasks[0], part.jobs, one.up))
             answers.append(one.total.reply())
             dropped += self._in_order(one.dropped, part.jobs)
+            if part.tasks[0].rows is None and one.dropped:
+                good = checks.good_clients(clients.tolist(), one.dropped)
+                checks.require(good, self.simulator.min_replies, part.ask.tasks[0], one.dropped)
         asked = [client for part in parts for client in part.jobs.clients.tolist()]
         if asked or not len(clients):  # else nobody holds what was asked for
             good = checks.good_clients(asked, dropped)
