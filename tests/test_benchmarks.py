@@ -207,7 +207,7 @@ def test_edge(smaller: Smaller, tmp_path: Path) -> None:
     assert all(line["virtual_seconds_to"] == line["virtual_seconds"] > 0 for line in found)
     smaller.run(edge.main, "digits")
     assert len(edge_measure.lines()) == len(found), "nothing is done twice"
-    assert "| asynchronous FedOVA, one by one |" in edge_page.PAGE.read_text()
+    assert "| asynchronous FedOVA, FedAsync |" in edge_page.PAGE.read_text()
 
 
 def test_the_page_of_the_edge_says_what_was_stored() -> None:

@@ -1,18 +1,25 @@
-"""One training run on one fleet, as one JSON line: what it took in seconds and joules to reach an accuracy."""
+"""One training run, as one JSON line per fleet: what it took in seconds and joules to reach an accuracy.
+
+A server that waits for all trains the same model on every fleet, so one run of it is timed by a clock per fleet.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fedge
+from fedge.algorithms.asynchronous import Asynchronous
 from fedge.core import Algorithm
 from fedge.edge import Clock, Profiles
+from fedge.edge.clock import Spent
+from fedge.engine import BaseLink
 
 RESULTS = Path(__file__).parent / "results"
 CLIENTS, COHORT, LABELS = 100, 20, 2
@@ -43,7 +50,7 @@ class Problem:
     lbfgs: dict[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
     epochs: int = 5
-    buffer: int = 4  # of a class; a cohort of 20 with 2 of 10 labels answers 4 times per class
+    buffer: int = 4  # a cohort of 20 with 2 of 10 labels answers 4 times per class and round
 
 
 SPECTRAL = {"server_optimiser": "spectral", "server_momentum": 0.5, "server_lr": 4.0}
@@ -74,21 +81,28 @@ def fedova(problem: Problem, model: Callable[[int], torch.nn.Module], setting: d
     return fedge.FedOVA(fedge.FedAvg(model(2), **_local(problem), **setting))
 
 
+def one_by_one(problem: Problem, model: Callable[[int], torch.nn.Module], setting: dict[str, Any]) -> fedge.FedBuff:
+    """Every upload moves its class at once, with the weight that it has in a round of FedOVA."""
+    return fedge.FedBuff(fedova(problem, model, {**setting, "server_lr": 1 / problem.buffer}), buffer=1, staleness=0.0)
+
+
 METHODS: dict[str, Build] = {
     "FedAvg": lambda p, model: fedge.FedAvg(model(10), **_local(p), **p.fedavg),
     "Fisher L-BFGS": lambda p, model: fedge.FisherLBFGS(model(10), **_local(p), **p.lbfgs),
     "FedOVA": lambda p, model: fedova(p, model, p.fedova),
     "FedOVA + spectral": lambda p, model: fedova(p, model, p.spectral),
     "FedBuff": lambda p, model: fedge.FedBuff(fedge.FedAvg(model(10), **_local(p), **p.fedavg), buffer=10),
-    "asynchronous FedOVA": lambda p, model: fedge.FedBuff(fedova(p, model, p.fedova), buffer=p.buffer),
-    "asynchronous FedOVA, half the buffer": lambda p, model: fedge.FedBuff(
-        fedova(p, model, p.fedova), buffer=p.buffer // 2
-    ),
-    "asynchronous FedOVA, one by one": lambda p, model: fedge.FedAsync(fedova(p, model, p.fedova)),
+    "asynchronous FedOVA": lambda p, model: one_by_one(p, model, p.fedova),
+    "asynchronous FedOVA, buffers of 4": lambda p, model: fedge.FedBuff(fedova(p, model, p.fedova), buffer=p.buffer),
+    "asynchronous FedOVA, FedAsync": lambda p, model: fedge.FedAsync(fedova(p, model, p.fedova)),
+    "asynchronous FedOVA + spectral": lambda p, model: fedge.FedBuff(fedova(p, model, p.spectral), buffer=p.buffer),
 }
 EVERYWHERE = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA + spectral", "FedBuff", "asynchronous FedOVA")
-OVA = ("FedOVA", "asynchronous FedOVA", "asynchronous FedOVA, half the buffer", "asynchronous FedOVA, one by one")
-UNEVEN = ("FedAvg", "FedBuff", *OVA)
+OVA = ("FedOVA", "asynchronous FedOVA", "asynchronous FedOVA, buffers of 4", "asynchronous FedOVA, FedAsync")
+SPECTRAL_OVA = ("FedOVA + spectral", "asynchronous FedOVA + spectral")
+UNEVEN = ("FedAvg", "FedBuff", *OVA, *SPECTRAL_OVA)
+WAITS = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA + spectral")
+FIRST = ("FedOVA", "asynchronous FedOVA", *SPECTRAL_OVA)  # on LTE phones with a ten-fold spread
 
 
 @dataclass(frozen=True)
@@ -102,12 +116,45 @@ class Entry:
 
 
 def entries(problem: str) -> list[Entry]:
+    """All lines that the tables of a problem are made of."""
     pairs = [(fleet, method) for fleet in EVEN for method in EVERYWHERE]
     pairs += [(fleet, method) for fleet in TENFOLD for method in UNEVEN]
     return [Entry(problem, *pair, seed) for seed in PROBLEMS[problem].seeds for pair in pairs]
 
 
-def run(entry: Entry, device: str) -> dict[str, Any]:
+def ordered(problems: list[str]) -> list[Entry]:
+    """The most important first: what not waiting saves on LTE, all seeds; then the rest of that column; then fleets."""
+
+    def place(entry: Entry) -> tuple[int, ...]:
+        first = entry.fleet == TENFOLD[0] and entry.method in FIRST
+        rank = FIRST.index(entry.method) // 2 if first else 2 + [TENFOLD[0], *EVEN, TENFOLD[1]].index(entry.fleet)
+        return rank, entry.seed, problems.index(entry.problem)
+
+    return sorted((entry for problem in problems for entry in entries(problem)), key=place)
+
+
+class Beside(Clock):
+    """A further clock around one: its own fleet's times go into the record under the fleet's name."""
+
+    name = ""
+
+    def notes(self) -> dict[str, Any]:
+        spent, self.spent = self.spent, Spent(self.spent.round)
+        found = {f"{self.name}: virtual_seconds": spent.seconds, f"{self.name}: joules": spent.joules}
+        return {**self.inner.notes(), **found}
+
+
+def clocks(link: BaseLink, federation: fedge.Federation, fleets: list[str]) -> BaseLink:
+    for name in fleets:
+        link = Beside(link, federation, FLEETS[name])
+        link.name = name
+    return link
+
+
+def run(
+    entry: Entry, engine: fedge.Engine, rounds: int | None = None, stop: Callable[[], bool] | None = None
+) -> list[dict[str, Any]]:
+    """The lines of a training run, none if it was stopped: of all fleets, if nobody is left out on any of them."""
     problem = PROBLEMS[entry.problem]
     data = fedge.data.load(problem.data)
     lists = fedge.partition.labels_per_client(data.train_y, clients=CLIENTS, labels=LABELS, seed=entry.seed)
@@ -118,9 +165,28 @@ def run(entry: Entry, device: str) -> dict[str, Any]:
         return found
 
     algorithm = METHODS[entry.method](problem, model)
-    link = Clock(fedge.Engine(device).link(algorithm, federation), federation, FLEETS[entry.fleet])
-    found = fedge.train(algorithm, federation, rounds=problem.rounds, cohort=COHORT, seed=entry.seed, link=link)
-    return {**asdict(entry), **told(found.history, problem.target), "device": device, "torch": torch.__version__}
+    begin = time.perf_counter()
+    link: BaseLink = Clock(engine.link(algorithm, federation), federation, FLEETS[entry.fleet])
+    others = [] if isinstance(algorithm, Asynchronous) else [name for name in FLEETS if name != entry.fleet]
+    found = fedge.train(
+        algorithm,
+        federation,
+        rounds=rounds or problem.rounds,
+        cohort=COHORT,
+        seed=entry.seed,
+        link=clocks(link, federation, others),
+        stop=stop,
+    )
+    if found.stopped:
+        return []
+    where = {"device": engine.device, "torch": torch.__version__, "wall": time.perf_counter() - begin}
+    timed = [(entry, found.history)]
+    timed += [(replace(entry, fleet=name), [_as_on(name, record) for record in found.history]) for name in others]
+    return [{**asdict(one), **told(history, problem.target), **where} for one, history in timed]
+
+
+def _as_on(fleet: str, record: dict[str, Any]) -> dict[str, Any]:
+    return record | {what: record[f"{fleet}: {what}"] for what in ("virtual_seconds", "joules")}
 
 
 def told(history: list[dict[str, Any]], target: float) -> dict[str, Any]:
@@ -134,7 +200,8 @@ def told(history: list[dict[str, Any]], target: float) -> dict[str, Any]:
     line["megabytes_to"] = None
     if reached is not None:
         line["megabytes_to"] = sum(r["up_bytes"] + r["down_bytes"] for r in history[:reached]) / 1e6
-    return line | {"rounds_to": reached}
+    curve = [[float(f"{r[name]:.6g}") for r in history] for name in ("virtual_seconds", "test_accuracy")]
+    return line | {"rounds_to": reached, "seconds": curve[0], "accuracy": curve[1]}
 
 
 def _mean(values: list[float]) -> float:

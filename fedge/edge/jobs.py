@@ -36,6 +36,8 @@ class Stack:
     def __init__(self, simulator: Simulator, names: tuple[str, ...]) -> None:
         self.simulator, self.tasks = simulator, [simulator.tasks[name] for name in names]
         self._folds: dict[int, Stacked] = {}
+        self.coarse = simulator.device.type == "cuda"  # few heights, each of which is recorded once
+        self._unit = 0  # heights are multiples of it
 
     @torch.no_grad()
     def fold(self, jobs: Versioned) -> Upload:
@@ -55,13 +57,23 @@ class Stack:
         most = 1 if self.simulator.loops else self.simulator.chunk or self.simulator.budget.jobs(width)
         return iter(order.split(most))
 
+    def _padding(self, count: int) -> Tensor:
+        """All positions; a coarse stack repeats the last one until its height is a multiple of the unit.
+
+        The unit is an eighth of the first stack, which is the largest but for chance: eight heights are kept recorded.
+        """
+        self._unit = self._unit or (max(1, (1 << (count - 1).bit_length()) // 8) if self.coarse else 1)
+        return torch.arange(-(-count // self._unit) * self._unit).clamp_(max=count - 1)
+
     def _piece(self, jobs: Versioned) -> Upload:
+        count = len(jobs.keys)
+        jobs = _chosen(jobs, self._padding(count))
         payload, uploads, weight = jobs.sent, dict[str, dict[str, Tensor]](), torch.empty(0)
         for task in self.tasks:
             raw, weight = self._one(task, jobs, payload) if len(jobs.keys) == 1 else self._many(task, jobs, payload)
             payload = payload | {name: raw[name] for name in task.keeps}
             uploads |= {} if task.private else raw
-        return uploads, weight
+        return {name: tree.map_(lambda leaf: leaf[:count], part) for name, part in uploads.items()}, weight[:count]
 
     def _many(self, task: Task, jobs: Versioned, payload: Payload) -> Upload:
         simulator = self.simulator
