@@ -314,10 +314,9 @@ class Interruptible(Around):
         return replies, dropped
 
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
-        found = self.inner.advance(state, seed, round, size)
-        if found is not None and self.stop():
+        if self.stop():
             raise Stop
-        return found
+        return self.inner.advance(state, seed, round, size)
 
 
 def cohorts(clients: int, cohort: int | None, sampling: Sampling = "fixed", hidden: str | None = None) -> Draw:

@@ -20,6 +20,8 @@ import fedge
 from fedge.core import At
 from fedge.edge import Clock, Deadline, Profiles
 from fedge.edge.draws import exponential
+from fedge.edge.jobs import Stack
+from fedge.edge.trips import Trip
 from fedge.engine import Loopback, Simulator
 from fedge.engine.clients.batches import client_key, one_client
 from fedge.experiment import ExperimentError, compare, parse
@@ -42,6 +44,8 @@ ALGORITHMS = {
     "fedbuff_fresh": lambda: fedge.FedBuff(fedavg(), buffer=2, staleness=0.0),
     "fedasync": lambda: fedge.FedAsync(fedavg(), alpha=0.7),
     "fedbuff_fedova": lambda: fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=2),
+    "fedbuff_momentum": lambda: fedge.FedBuff(fedavg(server_momentum=0.5, server_lr=0.5), buffer=2),
+    "one_by_one": lambda: fedge.FedBuff(fedge.FedOVA(fedavg(2, server_lr=0.25), classes=3), buffer=1, staleness=0.0),
     "fedasync_fedova": lambda: fedge.FedAsync(fedge.FedOVA(fedavg(2), classes=3), alpha=0.5, staleness=1.0),
 }
 
@@ -65,6 +69,7 @@ class Plain:
         self.devices = FLEET.devices(np.arange(7))
         self.models = [parameters(self.base.model) for _ in range(algorithm.rows or 1)]
         self.versions, self.buffers = [0] * len(self.models), [[] for _ in self.models]
+        self.speed = [{name: torch.zeros_like(leaf) for name, leaf in model.items()} for model in self.models]
         self.now, self.number, self.flights = 0.0, 0, list[Any]()
         self.left = list[int]()
         for client in choose(fold(SEED, DISPATCH), 7, size).tolist():
@@ -120,18 +125,17 @@ class Plain:
         old = [self.versions[row] - version for _, _, version, _ in arrived]
         s = [(1 + tau) ** -self.algorithm.staleness for tau in old]
         if isinstance(self.algorithm, fedge.FedAsync):
-            a, end = self.algorithm.alpha * s[0], arrived[0][1]
-            self.models[row] = {name: (1 - a) * leaf + a * end[name] for name, leaf in now.items()}
+            moves = [(self.algorithm.alpha * s[0], now, arrived[0][1])]  # (1 - a) w + a w_k
         else:
             weights = [n if self.algorithm.weighted else 1 for *_, n in arrived]
             moves = [
                 (w * tau / sum(weights), start, end)
                 for w, tau, (start, end, *_) in zip(weights, s, arrived, strict=True)
             ]
-            self.models[row] = {
-                name: leaf + sum(share * (end[name] - start[name]) for share, start, end in moves)
-                for name, leaf in now.items()
-            }
+        for name, leaf in now.items():
+            step = sum(share * (end[name] - start[name]) for share, start, end in moves)
+            self.speed[row][name] = self.base.server_momentum * self.speed[row][name] + step
+            self.models[row] = {**self.models[row], name: leaf + self.base.server_lr * self.speed[row][name]}
         self.versions[row], self.buffers[row] = self.versions[row] + 1, []
 
 
@@ -173,6 +177,40 @@ def test_resume_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     assert plain[0] == plain[1]
     half = run(ALGORITHMS[name](), rounds=3, stay=0.3)
     assert close(whole.params, run(ALGORITHMS[name](), rounds=3, start=half, stay=0.3).params) == 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_how_many_steps_are_taken_at_a_time_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(ALGORITHMS[name](), cohort=7, rounds=6)
+    monkeypatch.setattr("fedge.edge.events.STEPS", 2)
+    assert close(whole.params, run(ALGORITHMS[name](), cohort=7, rounds=6).params) < 1e-11
+    assert ALGORITHMS[name]().adds_up == (name != "fedbuff_momentum")
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync_fedova"])
+def test_a_stack_of_few_heights_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the last job is repeated until the height is one of a few."""
+    whole, heights, init, many = run(ALGORITHMS[name](), cohort=7, rounds=6), set[int](), Stack.__init__, Stack._many
+
+    def coarse(self: Stack, *words: Any) -> None:
+        init(self, *words)
+        self.coarse = True
+
+    def seen(self: Stack, task: Any, jobs: Any, payload: Any) -> Any:
+        heights.add(len(jobs.keys))
+        return many(self, task, jobs, payload)
+
+    monkeypatch.setattr(Stack, "__init__", coarse)
+    monkeypatch.setattr(Stack, "_many", seen)
+    assert close(whole.params, run(ALGORITHMS[name](), cohort=7, rounds=6).params) < 1e-11
+    first = max(heights)
+    assert all(height % max(1, first // 8) == 0 for height in heights)
+
+
+def test_joules_of_those_who_leave() -> None:
+    trip = Trip(10.0, 0.0, 0, 0, (0,), (1.0, 2.0, 3.0, 4.0), (0.5, 2.0, 1.0))
+    until = [trip.joules_until(seconds) for seconds in (0.5, 2.0, 5.0, 8.0, 10.0)]
+    assert until == pytest.approx([0.0, 0.5, 1.0 + 4.0, 1.0 + 6.0 + 2.0, 1.0 + 6.0 + 4.0])
 
 
 KILLED = TOML.replace(
@@ -261,23 +299,26 @@ def test_an_experiment_without_devices_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cohort", [100, 9000])
-def test_events_cost_little(cohort: int) -> None:
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
+def test_events_cost_little(name: str, cohort: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 clients; everything but the training itself. The limit is wide: machines differ and are shared."""
     data = toy_data(examples=10_000)
     where = fedge.Federation(data, torch.arange(10_000).view(-1, 1).numpy())
-    algorithm = fedge.FedBuff(fedavg(epochs=1), buffer=50)
+    inner = fedavg(epochs=1)
+    algorithm = fedge.FedBuff(inner, buffer=50) if name == "fedbuff" else fedge.FedAsync(inner)
     link = Clock(Simulator(algorithm, where), where, Profiles("phone", spread=10.0))
     spent = 0.0
     events = link._events(algorithm)
-    train = events._train
+    fold = Stack.fold
 
-    def timed() -> None:
+    def timed(self: Stack, jobs: Any) -> Any:
         nonlocal spent
         begin = time.process_time()
-        train()
+        found = fold(self, jobs)
         spent += time.process_time() - begin
+        return found
 
-    events._train = timed  # type: ignore[method-assign]
+    monkeypatch.setattr(Stack, "fold", timed)
     state = algorithm.init(parameters(algorithm.model))
     state, *_ = events.advance(state, 0, 1, cohort)
     begin, spent = time.process_time(), 0.0

@@ -10,18 +10,23 @@ classes do not wait for rare ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge import tree
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedova import FedOVA
+from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.wrapper import Wrapper
 from fedge.checks import at_least_one, non_negative
 from fedge.core import Algorithm, Ask, Flow, Params, Payload, Reply
 
+Array = NDArray[Any]
 State = dict[str, Any]  # "models": the inner state of every row; "events": what is under way
 
 
@@ -47,16 +52,17 @@ class Asynchronous(Wrapper[State]):
     def __post_init__(self) -> None:
         at_least_one("buffer", self.buffer)
         non_negative("staleness", self.staleness)
-        if not isinstance(self.base, FedAvg):
+        base = self.inner.inner if isinstance(self.inner, FedOVA) else self.inner
+        if not isinstance(base, FedAvg):
             raise TypeError(
-                f"{type(self).__name__} is around {type(self.base).__name__}, it needs FedAvg or FedProx, or FedOVA "
+                f"{type(self).__name__} is around {type(base).__name__}, it needs FedAvg or FedProx, or FedOVA "
                 "around one of them: asynchronous servers add up updates"
             )
 
     @property
-    def base(self) -> Algorithm[Any]:
+    def base(self) -> FedAvg:
         """What trains one row."""
-        return self.inner.inner if isinstance(self.inner, FedOVA) else self.inner
+        return cast(FedAvg, self.inner.inner if isinstance(self.inner, FedOVA) else self.inner)
 
     @property
     def rows(self) -> int | None:
@@ -85,6 +91,10 @@ class Asynchronous(Wrapper[State]):
         assert isinstance(found, Ask)
         return found
 
+    def sends(self, model: Any) -> Payload:
+        """What that client is sent."""
+        return {"params": model["params"]} if self.adds_up else self.asks(model).send
+
     def moved(self, model: Any, arrivals: Arrivals) -> Any:
         """One row after the server's step with a full buffer."""
         flow = self.base.round(model)
@@ -95,6 +105,29 @@ class Asynchronous(Wrapper[State]):
         except StopIteration as end:
             return end.value
         raise AssertionError("a round of FedAvg has one phase")
+
+    @cached_property
+    def adds_up(self) -> bool:
+        """Whether the server's step is a plain sum, so that many steps in a row are one product of matrices."""
+        base = self.base
+        plain = base._server() == SGD() and type(base).round is FedAvg.round
+        return plain and base.lr_decay == 1 and not base.carry_momentum
+
+    def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
+        """M [steps, K]: after step i of several full buffers of these sizes the model is  w + sum_k M[i, k] d_k.
+
+        d_k is what `moves` gives for upload k, and w the model before all of them.
+        """
+        raise NotImplementedError
+
+    def moves(self, arrivals: Arrivals, now: Params) -> Params:
+        """Where each upload would move the model, [K, ...]."""
+        raise NotImplementedError
+
+    def after(self, model: Any, arrivals: Arrivals, mixing: Tensor) -> Params:
+        """The parameters after some of the steps, [steps, ...], by the rows of `mixing` that belong to them."""
+        now = self.base.params(model)
+        return tree.map_(torch.add, combined(mixing, self.moves(arrivals, now)), now)
 
     def discount(self, staleness: Tensor) -> Tensor:
         """s(tau) = (1 + tau)^-staleness."""
@@ -123,7 +156,7 @@ class Asynchronous(Wrapper[State]):
 
 
 def combined(shares: Tensor, part: Params) -> Params:
-    """sum_k share_k u_k, over the leading axis."""
+    """sum_k share_k u_k, over the leading axis; shares may have several rows."""
     return tree.map_(lambda leaf: torch.tensordot(shares.to(leaf.device, leaf.dtype), leaf, 1), part)
 
 
@@ -143,6 +176,16 @@ class FedBuff(Asynchronous):
     buffer: int = 10
     staleness: float = 0.5
     weighted: bool = False
+
+    def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
+        step = np.arange(len(sizes)).repeat(sizes)  # of every upload
+        counts = weights.double().cpu().numpy() if self.weighted else np.ones(len(step))
+        shares = counts / np.bincount(step, counts)[step] * self.discount(staleness).numpy()
+        found: Array = (step <= np.arange(len(sizes))[:, None]) * (self.base.server_lr * shares)
+        return found
+
+    def moves(self, arrivals: Arrivals, now: Params) -> Params:
+        return arrivals.upload["delta"]
 
     def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
         weights = arrivals.weights.double().cpu() if self.weighted else torch.ones(len(arrivals.weights)).double()
@@ -173,9 +216,19 @@ class FedAsync(Asynchronous):
         if not 0 < self.alpha <= 1:
             raise ValueError(f"alpha is {self.alpha}, it must be above 0 and at most 1")
 
+    def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
+        """w_i - w = (1 - a_i) (w_{i-1} - w) + a_i (w_k - w)."""
+        a = self.base.server_lr * self.alpha * self.discount(staleness).numpy()
+        found = np.diag(a)
+        for i in range(1, len(a)):
+            found[i, :i] = (1 - a[i]) * found[i - 1, :i]
+        return found
+
+    def moves(self, arrivals: Arrivals, now: Params) -> Params:
+        made = tree.add(arrivals.start, arrivals.upload["delta"])
+        return tree.map_(torch.sub, made, now)
+
     def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
         share = self.alpha * self.discount(arrivals.staleness)
-        made = tree.add(arrivals.start, arrivals.upload["delta"])
-        away = tree.map_(lambda leaf, here: leaf - here, made, now)
         mean = {name: tree.take(part, 0) for name, part in arrivals.upload.items() if name != "delta"}
-        return {"delta": combined(share, away), **mean}
+        return {"delta": combined(share, self.moves(arrivals, now)), **mean}

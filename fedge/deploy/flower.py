@@ -16,8 +16,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedge import inputs
+from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import positive
-from fedge.core import Algorithm, Ask, At
+from fedge.core import Algorithm, Ask, At, Progress
+from fedge.deploy.asynchronous import Abroad
 from fedge.deploy.client import KEEP, WORK
 from fedge.deploy.envelope import opened, pack, short, unpack
 from fedge.deploy.outage import Outages
@@ -79,6 +81,7 @@ class FlowerLink(MessageLink):
         self.pool = Population(federation, runtime.dtype, runtime.device)  # what the server knows of its clients
         directory = Directory(federation.clients, self.pool.rows_of, self._sizes)
         super().__init__(algorithm, runtime, directory, **options)
+        self._abroad = Abroad(self, algorithm) if isinstance(algorithm, Asynchronous) else None
         if self.ledger.rows:
             self._greeted(0)  # the greetings brought the rows
 
@@ -103,6 +106,10 @@ class FlowerLink(MessageLink):
         finally:
             if len(self.ledger) > place:
                 self._greeted(place)
+
+    @torch.no_grad()
+    def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
+        return None if self._abroad is None else self._abroad.advance(state, seed, round, size)
 
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
         begin = time.perf_counter()
@@ -131,7 +138,8 @@ class FlowerLink(MessageLink):
         """What went wrong in this round without being a client's fault, and its times, for its record."""
         faults, self._faults = [*self._faults, *self._outages.take()], []
         phases, self._phases = self._phases, []
-        return ({"faults": faults} if faults else {}) | ({"phases": phases} if phases else {})
+        more = {} if self._abroad is None else self._abroad.notes()
+        return more | ({"faults": faults} if faults else {}) | ({"phases": phases} if phases else {})
 
     @contextmanager
     def working(self) -> Iterator[None]:

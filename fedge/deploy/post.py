@@ -68,7 +68,7 @@ class Posting:
             for node, content in contents.items()
         }
         self.grid, self.deadline, self._most = grid, deadline, most or {}  # node -> bytes of its uploads
-        self._down = {node: wire_bytes(message) for node, message in messages.items()}
+        self.down = {node: wire_bytes(message) for node, message in messages.items()}
         sent = zip(_push(grid, list(messages.values())), messages, strict=False)
         self._end = time.monotonic() + deadline
         self._waiting = {node: message for message, node in sent if message}
@@ -82,7 +82,7 @@ class Posting:
         try:
             while True:
                 for reply in pull(self.grid, message, self._most.get(node, 0) + FRAME, self._end):
-                    self._box.put((node, _letter(reply, self._down[node])))
+                    self._box.put((node, _letter(reply, self.down[node])))
                     return
                 if time.monotonic() >= self._end:
                     return
@@ -99,9 +99,9 @@ class Posting:
         except BaseException:
             return error
         if isinstance(error, TooHeavy):
-            return Letter(None, str(error), self._down[node], error.weight)
+            return Letter(None, str(error), self.down[node], error.weight)
         what = short(f"{type(error).__name__}: {error}")
-        return Letter(None, f"the message cannot be read: {what}", self._down[node], 0)
+        return Letter(None, f"the message cannot be read: {what}", self.down[node], 0)
 
     def take(self, seconds: float) -> dict[int, Letter]:
         """What came since the last look, by node; waits at most so long, in total.
@@ -110,7 +110,7 @@ class Posting:
         stopped, is raised.
         """
         end = min(time.monotonic() + seconds, self._end)
-        found = {node: Letter(None, "the message was not accepted", self._down[node], 0) for node in self._refused}
+        found = {node: Letter(None, "the message was not accepted", self.down[node], 0) for node in self._refused}
         self._refused = set()
         while self._waiting:
             try:
@@ -123,7 +123,7 @@ class Posting:
             found[node] = answer
         if time.monotonic() >= self._end:
             lost = f"no answer within {self.deadline:g} s"
-            found |= {node: Letter(None, lost, self._down[node], 0, silent=True) for node in self._waiting}
+            found |= {node: Letter(None, lost, self.down[node], 0, silent=True) for node in self._waiting}
             self._waiting = {}
         return dict(sorted(found.items()))
 

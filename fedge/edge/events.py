@@ -2,13 +2,15 @@
 
 `cohort` clients are at work at any time. When one answers, its jobs go into the buffers of their rows; a full buffer
 moves its row; then another client is sent the newest versions. Everything is a function of the address: dispatch j is
-client `draw(seed, j)`, its batches are those of round j + 1. Uploads are computed as late as possible and all together:
-the first one that is needed brings everything under way with it.
+client `draw(seed, j)`, its batches are those of round j + 1. When things happen does not depend on the models, so
+tensors are computed as late as possible and all together: the first upload that is needed brings everything under way
+with it, and the server's steps are taken many at a time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.algorithms.asynchronous import Arrivals, Asynchronous
-from fedge.core import Ask, Drop, Params, Payload, Progress
+from fedge.core import Drop, Params, Payload, Progress
 from fedge.edge.devices import Fleet
 from fedge.edge.draws import Array, exponential
 from fedge.edge.jobs import Stack, Versioned, as_tensor
@@ -31,6 +33,7 @@ from fedge.keys import CLIENT, DISPATCH, LEAVING, choose, fold, fold_array
 from fedge.ledger import Row
 
 BLOCK = 256  # dispatches drawn at a time
+STEPS = 128  # of the server, at most, that are taken at a time
 POSITIVE = (1 << 62) - 1
 
 
@@ -69,10 +72,12 @@ class Events:
     def advance(self, state: dict[str, Any], seed: int, round: int, size: int) -> tuple[Any, Progress, Row, Spending]:
         """The state after `size` more answers, who answered, the bytes that moved, and what it took."""
         self.seed, self.size, self.models = seed, size, list(state["models"])
-        self._asks: dict[int, Ask] = {}
-        self.tasks, self.down, self._steps, self._ago = self._ask(0).tasks, 0, 0, list[int]()
+        self._due = dict[int, list[list[Job]]]()  # by row: full buffers whose steps are to be taken
+        self._wanted = set[tuple[int, int]]()  # (row, version) that were sent out and are not computed yet
+        ask = self.algorithm.asks(self.models[0])
+        self.tasks, self.down, self._steps, self._ago = ask.tasks, 0, 0, list[int]()
         if self._trips is None or (seed, size) != (self._trips.at.seed, self._trips.sharing):
-            self._trips = Trips(self.load, self.fleet, self._ask(0), seed, size)
+            self._trips = Trips(self.load, self.fleet, ask, seed, size)
             self._drawn = (-1, [], [])
         self.trips = self._trips
         first = state["events"] is None
@@ -85,6 +90,7 @@ class Events:
         for _ in range(size):
             spent, sent_up = self._event(progress)
             joules, up = joules + spent, up + sent_up
+        self._step()
         row = Row(round, 0, "+".join(self.tasks), size, self.down, self.down, up)
         mean = sum(self._ago) / len(self._ago) if self._ago else 0.0
         spending = Spending(self.going.now - begin, joules, self._steps, mean)
@@ -129,7 +135,7 @@ class Events:
             version = events.versions[row]
             events.untrained[(number, row)] = (client, version)
             if (row, version) not in events.sent:
-                events.sent[(row, version)] = self._ask(row).send
+                self._wanted.add((row, version))
         stays = np.inf if self.stay is None else self.stay * self._draws(number)[1]
         taken = min(trip.seconds, stays)
         self._busy.add(client)
@@ -157,35 +163,67 @@ class Events:
             self.trips.prepare([key % self.clients for key in self._drawn[1]])
         return self._drawn[1][place], self._drawn[2][place]
 
-    def _ask(self, row: int) -> Ask:
-        """What a client that starts now is sent for a row."""
-        if row not in self._asks:
-            self._asks[row] = self.algorithm.asks(self.models[row])
-        return self._asks[row]
-
-    # The server's step
+    # The server's steps
 
     def _move(self, row: int) -> list[Drop]:
-        """A full buffer moves its row; uploads that are not finite are dropped."""
+        """A full buffer moves its row, sooner or later; uploads that are not finite are dropped."""
         events = self.going
         jobs, events.buffers[row] = events.buffers[row], []
         if any(job in events.untrained for job in jobs):
             self._train()
         bad = [job for job in jobs if not events.batches[events.places[job][0]][3][events.places[job][1]]]
-        good = [job for job in jobs if job not in bad] if bad else jobs
         dropped = [Drop(events.started[job][0], self.tasks[0], "its upload is not finite") for job in bad]
+        self._forget(bad)
+        good = [job for job in jobs if job not in bad] if bad else jobs
         if good:
-            arrivals = self._arrivals(good, row)
-            self.models[row] = self.algorithm.moved(self.models[row], arrivals)
-            self._ago += arrivals.staleness.tolist()
+            self._due.setdefault(row, []).append(good)
+            self._ago += [events.versions[row] - events.started[job][1] for job in good]
             self._steps += 1
             events.versions[row] += 1
-            self._asks.pop(row, None)
-        self._forget(jobs)
+            if len(self._due[row]) >= STEPS:
+                self._step()
         return dropped
+
+    def _step(self) -> None:
+        """Take the steps that are due, and keep the versions that were sent out."""
+        events = self.going
+        for row, groups in self._due.items():
+            first = events.versions[row] - len(groups)
+            self._keep(row, first)
+            kept = [at for at in range(len(groups)) if (row, first + at + 1) in self._wanted]
+            for at, model in self._after(row, groups, first, kept):
+                self.models[row] = model
+                self._keep(row, first + at + 1)
+            self._forget([job for jobs in groups for job in jobs])
+        for row, version in list(self._wanted):  # of rows that did not move
+            self._keep(row, version)
+        self._due = {}
+
+    def _keep(self, row: int, version: int) -> None:
+        """The row's model is of this version now: jobs that started from it will need it."""
+        if (row, version) in self._wanted:
+            self._wanted.discard((row, version))
+            self.going.sent[(row, version)] = self.algorithm.sends(self.models[row])
+
+    def _after(self, row: int, groups: list[list[Job]], first: int, kept: list[int]) -> Iterator[tuple[int, Any]]:
+        """The row's model after these of its steps, and after the last."""
+        if not self.algorithm.adds_up:
+            for at, jobs in enumerate(groups):
+                yield at, self.algorithm.moved(self.models[row], self._arrivals(jobs, [first + at] * len(jobs))[0])
+            return
+        model, last = self.models[row], len(groups) - 1
+        taken = kept if last in kept else [*kept, last]
+        ages = [first + at for at, jobs in enumerate(groups) for _ in jobs]
+        arrivals, order = self._arrivals([job for jobs in groups for job in jobs], ages)
+        back = np.argsort(order)
+        mixing = self.algorithm.mixing(list(map(len, groups)), arrivals.weights[back], arrivals.staleness[back])
+        stacked = self.algorithm.after(model, arrivals, torch.from_numpy(mixing[taken][:, order]))
+        for place, at in enumerate(taken):
+            yield at, {**model, "params": tree.take(stacked, place)}
 
     def _train(self) -> None:
         """Compute everything that is under way, in one stack."""
+        self._step()
         events = self.going
         jobs = list(events.untrained)
         clients = as_tensor([client for client, _ in events.untrained.values()])
@@ -209,17 +247,20 @@ class Events:
         events.started |= events.untrained
         events.untrained, events.sent = {}, {}
 
-    def _arrivals(self, jobs: list[Job], row: int) -> Arrivals:
-        events, groups = self.going, dict[int, list[Job]]()
-        for job in jobs:
-            groups.setdefault(events.places[job][0], []).append(job)
+    def _arrivals(self, jobs: list[Job], versions: list[int]) -> tuple[Arrivals, Array]:
+        """The uploads of jobs, which meet these versions of their row; by batch, and so which job is at each place."""
+        events, groups = self.going, dict[int, list[int]]()
+        for at, job in enumerate(jobs):
+            groups.setdefault(events.places[job][0], []).append(at)
         parts = [
-            _picked(events.batches[batch], as_tensor([events.places[job][1] for job in some]))
+            _picked(events.batches[batch], as_tensor([events.places[jobs[at]][1] for at in some]))
             for batch, some in groups.items()
         ]
+        order = [at for some in groups.values() for at in some]
         upload = {name: _cat([part[0][name] for part in parts]) for name in parts[0][0]}
-        ago = [events.versions[row] - events.started[job][1] for some in groups.values() for job in some]
-        return Arrivals(upload, _cat([part[2] for part in parts]), torch.cat([p[1] for p in parts]), as_tensor(ago))
+        ago = as_tensor([versions[at] - events.started[jobs[at]][1] for at in order])
+        weights, start = torch.cat([part[1] for part in parts]), _cat([part[2] for part in parts])
+        return Arrivals(upload, start, weights, ago), np.array(order)
 
     def _forget(self, jobs: list[Job]) -> None:
         events = self.going

@@ -10,23 +10,29 @@ from fedge import tree
 from fedge.core import Ask, At
 from fedge.edge.devices import Fleet
 from fedge.edge.draws import Array
-from fedge.edge.phase import Phase
 from fedge.edge.work import Work, Workload
 from fedge.ledger import payload_bytes
 
 
 class Trip(NamedTuple):
-    """Seconds, joules, bytes, the rows that the client holds, and its phase, for those who leave on the way."""
+    """Seconds, joules, bytes, the rows that the client holds; and for those who leave on the way, of what it consists.
+
+    `parts` are seconds: before anything moves, receiving, computing, sending; `watts` are those of the last three.
+    """
 
     seconds: float
     joules: float
     down: int
     up: int
     rows: tuple[int, ...]
-    phase: Phase
+    parts: tuple[float, ...]
+    watts: tuple[float, ...]
 
     def joules_until(self, seconds: float) -> float:
-        return self.phase.joules(np.array([seconds]))
+        spent, left = 0.0, max(0.0, seconds - self.parts[0])
+        for part, watts in zip(self.parts[1:], self.watts, strict=True):
+            spent, left = spent + watts * min(part, left), left - min(part, left)
+        return spent
 
 
 class Trips:
@@ -55,14 +61,12 @@ class Trips:
         down, up = self.fleet.rates(self.at, ids, found, self.sharing)
         watts = np.stack([found.receive_watts, found.compute_watts, found.transmit_watts])
         parts = np.stack([found.latency, 8 * work.down / down, work.flops / found.flops, 8 * work.up / up])
-        seconds, joules = parts.sum(0).tolist(), (watts * parts[1:]).sum(0).tolist()
-        for at, client in enumerate(new):
-            one = slice(at, at + 1)
-            latency, *rest = parts[:, one]
-            drawn = (watts[0, one], watts[1, one], watts[2, one])
-            phase = Phase(ids[one], latency, rest[0], rest[1], rest[2], drawn, work.jobs[one] > 0)
+        columns = (parts.sum(0), (watts * parts[1:]).sum(0), work.down, work.up)
+        numbers = zip(*(column.tolist() for column in columns), strict=True)
+        shares = zip(map(tuple, parts.T.tolist()), map(tuple, watts.T.tolist()), strict=True)
+        for client, (seconds, joules, sent, back), two in zip(new, numbers, shares, strict=True):
             rows = (0,) if self.task.rows is None else tuple(self.load.directory.rows(client, self.task))
-            self._known[client] = Trip(seconds[at], joules[at], int(work.down[at]), int(work.up[at]), rows, phase)
+            self._known[client] = Trip(seconds, joules, int(sent), int(back), rows, *two)
 
     def _work(self, ids: Array) -> Work:
         """The work of all rows that clients hold; the ask is that of one row."""

@@ -1,0 +1,184 @@
+"""Asynchronous training on nodes that answer when they can, replayed from its record by a plain loop in float64."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+import fedge
+from fedge.deploy import client_app
+from fedge.deploy.envelope import unpack
+from fedge.engine import TooFewReplies
+from tests.cases import close
+from tests.deploy.test_link import CLIENTS, FEDERATION, Yard, edited, link_to, load, nan
+from tests.test_asynchronous import ALGORITHMS, SEED, Plain, fedavg
+
+
+def late(yard: Yard, seconds: float) -> Callable[[Message], Message | None]:
+    """The work, not the greeting, takes so long."""
+
+    def fault(reply: Message) -> Message | None:
+        if "seconds" not in unpack(reply.content)[0]:
+            return reply
+        threading.Timer(seconds, yard.replies.__setitem__, (reply.metadata.reply_to_message_id, reply)).start()
+        return None
+
+    return fault
+
+
+def fleet(algorithm: Any, seconds: dict[int, float] | None = None, **options: Any) -> tuple[Yard, Any]:
+    """Nodes that take so long, by client, and the link to them."""
+    yard = Yard(client_app(algorithm, load))
+    for client, taken in (seconds or {}).items():
+        yard.faults[100 + client] = late(yard, taken)
+    return yard, link_to(yard, algorithm, **({"deadline": 20.0} | options))
+
+
+def train(algorithm: Any, link: Any, rounds: int = 3, cohort: int = 4, **options: Any) -> fedge.Run:
+    return fedge.train(algorithm, FEDERATION, rounds=rounds, cohort=cohort, seed=SEED, link=link, **options)
+
+
+def replayed(algorithm: Any, run: fedge.Run) -> Plain:
+    """The record's answers, one after another: who had which dispatch, and from which versions it started."""
+    plain = Plain(algorithm, 0)
+    known = [[params] for params in plain.models]  # by row and version
+    for number, client, versions, _ in (answer for record in run.history for answer in record["answers"]):
+        assert sorted(map(int, versions)) == plain.rows[client]
+        for row, version in ((int(row), version) for row, version in versions.items()):
+            start = known[row][version]
+            end = plain.local(start, client, number, row)
+            plain.buffers[row].append((start, end, version, len(plain.where.examples(client))))
+            if len(plain.buffers[row]) == algorithm.buffer:
+                plain.move(row)
+                known[row].append(plain.models[row])
+    return plain
+
+
+def assert_same(run: fedge.Run, plain: Plain) -> None:
+    for row, params in enumerate(plain.models):
+        own = {n: leaf[row] for n, leaf in run.params.items()} if plain.ova else run.params
+        assert close(own, params) < 1e-11
+    assert run.state["events"]["versions"] == plain.versions
+    assert sum(plain.versions) == sum(record["server_steps"] for record in run.history) > 2
+
+
+UNEVEN = {0: 0.05, 1: 0.6, 2: 0.3, 3: 0.02, 5: 0.9, 6: 0.1}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_record_says_how_the_models_came_about(name: str) -> None:
+    algorithm = ALGORITHMS[name]()
+    _, link = fleet(algorithm, UNEVEN)
+    run = train(algorithm, link)
+    answers = [answer for record in run.history for answer in record["answers"]]
+    assert [len(record["answers"]) for record in run.history] == [4, 4, 4]
+    assert [answer[0] for answer in answers] != sorted(answer[0] for answer in answers), "nobody overtook anybody"
+    assert all(not record["dropped"] for record in run.history)
+    assert_same(run, replayed(algorithm, run))
+
+
+def test_a_slow_node_does_not_hold_up_the_others() -> None:
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    _, link = fleet(algorithm, {4: 6.0})
+    begin = time.monotonic()
+    run = train(algorithm, link, rounds=4, cohort=CLIENTS)
+    assert time.monotonic() - begin < 5.5
+    assert all(client != 4 for record in run.history for _, client, *_ in record["answers"])
+    assert sum(record["server_steps"] for record in run.history) == 4 * CLIENTS // 2
+
+
+def test_an_old_answer_counts_from_the_version_it_started_from() -> None:
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    _, link = fleet(algorithm, {4: 1.0} | dict.fromkeys((0, 1, 2, 3, 5, 6), 0.3))
+    run = train(algorithm, link, rounds=6, cohort=CLIENTS)
+    ages = [versions["0"] for r in run.history for number, client, versions, _ in r["answers"] if client == 4]
+    assert ages[0] == 0
+    assert run.history[2]["staleness"] > 0
+    assert_same(run, replayed(algorithm, run))
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(nan, "is not finite"), (lambda answer: [1], "the answer is a list")])
+def test_a_bad_answer_costs_itself_and_is_named(fault: Callable[[Any], Any], reason: str) -> None:
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm)
+    yard.faults[102] = edited(fault)
+    run = train(algorithm, link, rounds=3, cohort=CLIENTS)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert {drop["client"] for drop in dropped} == {2}
+    assert all(reason in drop["reason"] for drop in dropped)
+    good = sum(len(record["answers"]) for record in run.history) - len(dropped)
+    assert sum(record["server_steps"] for record in run.history) == good // 2
+
+
+def test_a_huge_upload_is_compared_with_those_of_other_clients() -> None:
+    def huge(answer: Any) -> Any:
+        for leaf in answer[0][0][0]["delta"].values():
+            leaf.fill_(1e30)
+        return answer
+
+    wide = fedge.FedAvg(fedge.models.mlp(6, (20,), 3, seed=0).double(), lr=0.2, batch_size=4)  # 64 numbers or more
+    algorithm = fedge.FedBuff(wide, buffer=2)
+    yard, link = fleet(algorithm, {2: 0.5})
+    slow, lie = yard.faults[102], edited(huge)
+    yard.faults[102] = lambda reply: slow(lie(reply))
+    run = train(algorithm, link, rounds=5, cohort=CLIENTS)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert dropped
+    assert all(d["client"] == 2 and "over 1000 times the usual" in d["reason"] for d in dropped)
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 100
+
+
+def test_a_node_that_dies_is_named_and_the_others_go_on() -> None:
+    algorithm = fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=2)
+    yard, link = fleet(algorithm, dict.fromkeys((0, 1, 3, 4, 5, 6), 0.1), deadline=1.0)
+    yard.faults[102] = lambda reply: None if "seconds" in unpack(reply.content)[0] else reply
+    run = train(algorithm, link, rounds=6, cohort=CLIENTS)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert {(drop["client"], drop["reason"]) for drop in dropped} == {(2, "no answer within 1 s")}
+    assert len(run.history) == 6
+
+
+def test_without_any_node_it_says_so() -> None:
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm, deadline=0.5)
+    for node in yard.contexts:
+        yard.faults[node] = lambda reply: None
+    with pytest.raises(TooFewReplies, match=r"good uploads of 0 clients, 1 needed|no node was there"):
+        train(algorithm, link, rounds=1, cohort=3)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync_fedova"])
+def test_a_server_that_was_started_again_goes_on(name: str, tmp_path: Path) -> None:
+    """Models, versions and buffers are those of the checkpoint; what was under way is sent out anew."""
+    algorithm, observe = ALGORITHMS[name](), fedge.Observe(checkpoint_every=1)
+    _, link = fleet(algorithm, UNEVEN)
+    train(algorithm, link, rounds=2, cohort=5, out=tmp_path / "run", observe=observe)
+    _, again = fleet(algorithm, UNEVEN)
+    run = train(algorithm, again, rounds=5, cohort=5, out=tmp_path / "run", observe=observe, resume=True)
+    assert [record["round"] for record in run.history] == [1, 2, 3, 4, 5]
+    assert_same(run, replayed(algorithm, run))
+
+
+def test_bytes_are_booked_when_they_are_sent() -> None:
+    """53 parameters of 8 bytes; who is under way at the end has been sent them."""
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm)
+    run = train(algorithm, link, rounds=3, cohort=4)
+    sent = [message for message in yard.sent if message.metadata.message_type == "train.work"]
+    assert sum(row.down for row in run.ledger) == len(sent) * 424
+    assert sum(row.clients for row in run.ledger) == len(sent)
+    assert [row.up for row in run.ledger] == [4 * 428] * 3
+    assert all(row.wire_down > row.down and row.wire_up > row.up for row in run.ledger)
+
+
+def test_a_simulated_state_is_refused() -> None:
+    algorithm = ALGORITHMS["fedbuff"]()
+    _, link = fleet(algorithm)
+    with pytest.raises(ValueError, match="this state is that of a simulation"):
+        link.advance({"models": [], "events": {"flights": []}}, 0, 1, 3)
