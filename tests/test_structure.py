@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "loop": {*BASE, "federation", "engine", "evaluate", "metrics", "per_client", "runs", "preflight", "hooks"},
     "per_client": {*BASE, "engine", "evaluate", "federation", "hooks", "metrics", "problem", "runs"},
     "report": {*BASE, "runs", "toml"},
-    "deploy": {*BASE, "federation", "engine", "loop", "runs", "toml", "experiment", "hooks"},
+    "deploy": {*BASE, "algorithms", "combine", "federation", "engine", "loop", "runs", "toml", "experiment", "hooks"},
     "experiment": {
         *BASE,
         "data",
