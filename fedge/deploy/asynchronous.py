@@ -64,6 +64,7 @@ class Abroad:
                 raise ValueError(f"task '{name}' remembers, encodes or draws, which asynchronous training does not")
         self._away: dict[int, Away] = {}  # by client
         self._usual = Usual()  # sizes of all uploads so far
+        self._left: list[int] = []  # the versions at the end of the last round
         self._looked = 0.0
         self._notes: dict[str, Any] = {}
 
@@ -96,6 +97,8 @@ class Abroad:
         events = events or {"number": 0, "versions": [0] * rows, "buffers": [[] for _ in range(rows)]}
         self.seed, self.round, self.models = seed, round, list(state["models"])
         self.number, self.versions = events["number"], list(events["versions"])
+        if self.versions != self._left:  # the last round did not count: who is under way started from what never was
+            self._away = {}
         self.buffers = [list(buffer) for buffer in events["buffers"]]
         self._answers, self._ago, self._steps = list[Any](), list[int](), 0
         self._task = self._ask().tasks[0]
@@ -107,6 +110,7 @@ class Abroad:
         self.link._greeted(len(ledger) - 1)
         mean = sum(self._ago) / len(self._ago) if self._ago else 0.0
         self._notes = {"server_steps": self._steps, "staleness": mean, "answers": self._answers}
+        self._left = list(self.versions)
         events = {"number": self.number, "versions": self.versions, "buffers": self.buffers}
         return {"models": self.models, "events": events}
 
@@ -181,7 +185,7 @@ class Abroad:
     def _answer(self, client: int, letter: Letter) -> list[Drop]:
         """Check an answer and let what is good of it into the buffers; why anything of it does not count."""
         away, link = self._away.pop(client), self.link
-        mail = link._opened(client, away.node, letter)
+        mail = link._opened(client, away.node, letter, away.parts)
         link._release({away.node: letter}, {away.node: client}, f"in round {self.round}")
         collector = away.collector
         collector.heard({client} if mail.lost is None else set())

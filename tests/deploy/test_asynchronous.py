@@ -153,6 +153,20 @@ def test_without_any_node_it_says_so() -> None:
         train(algorithm, link, rounds=1, cohort=3)
 
 
+def test_who_is_under_way_in_a_round_that_does_not_count_is_sent_out_anew() -> None:
+    """The state after it is the one before it: nobody may have started from a version that there never was."""
+    algorithm = fedge.FedBuff(fedavg(), buffer=1)
+    _, link = fleet(algorithm, {4: 0.5})
+    run = train(algorithm, link, rounds=1, cohort=CLIENTS)
+    state, _ = link.advance(run.state, SEED, 2, CLIENTS)
+    assert link._abroad is not None
+    assert any(away.versions[0] > run.state["events"]["versions"][0] for away in link._abroad._away.values())
+    link.advance(run.state, SEED, 2, CLIENTS)  # again
+    assert all(versions["0"] <= 2 * CLIENTS for _, _, versions, _ in link.notes()["answers"])
+    ages = [link._abroad.versions[0] - away.versions[0] for away in link._abroad._away.values()]
+    assert min(ages) >= 0
+
+
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync_fedova"])
 def test_a_server_that_was_started_again_goes_on(name: str, tmp_path: Path) -> None:
     """Models, versions and buffers are those of the checkpoint; what was under way is sent out anew."""
