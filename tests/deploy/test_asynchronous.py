@@ -158,7 +158,7 @@ def test_who_is_under_way_in_a_round_that_does_not_count_is_sent_out_anew() -> N
     algorithm = fedge.FedBuff(fedavg(), buffer=1)
     _, link = fleet(algorithm, {4: 0.5})
     run = train(algorithm, link, rounds=1, cohort=CLIENTS)
-    state, _ = link.advance(run.state, SEED, 2, CLIENTS)
+    link.advance(run.state, SEED, 2, CLIENTS)
     assert link._abroad is not None
     assert any(away.versions[0] > run.state["events"]["versions"][0] for away in link._abroad._away.values())
     link.advance(run.state, SEED, 2, CLIENTS)  # again
