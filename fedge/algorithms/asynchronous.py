@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge import tree
+from fedge.algorithms import server
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.optimisers import SGD
@@ -110,8 +111,8 @@ class Asynchronous(Wrapper[State]):
     def adds_up(self) -> bool:
         """Whether the server's step is a plain sum, so that many steps in a row are one product of matrices."""
         base = self.base
-        plain = base._server() == SGD() and type(base).round is FedAvg.round
-        return plain and base.lr_decay == 1 and not base.carry_momentum
+        plain = server.rule(base) == SGD() and type(base).round is FedAvg.round
+        return plain and not server.count(base) and not base.carry_momentum
 
     def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
         """M [steps, K]: after step i of several full buffers of these sizes the model is  w + sum_k M[i, k] d_k.
