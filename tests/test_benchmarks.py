@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import benchmarks.algorithms.__main__ as algorithms
 import benchmarks.attacks.__main__ as attacks
@@ -42,12 +43,15 @@ from benchmarks.edge import measure as edge_measure
 from benchmarks.edge import page as edge_page
 from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
+from benchmarks.speed import gpu, peers
 from benchmarks.speed import page as speed_page
+from benchmarks.speed.peers import compare
 from benchmarks.theory import bytes as moved
 from benchmarks.theory import constants, convex, newton, nonconvex, store
 from benchmarks.theory import page as theory_page
 from benchmarks.uploads import measure as uploads_measure
 from benchmarks.uploads import page as uploads_page
+from fedge.bench import WORKLOADS
 from fedge.engine import folding
 from fedge.engine.recording import recorder
 from tests import paper
@@ -225,6 +229,54 @@ def test_graphs(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == graphs.row(json.loads(graphs.FIGURES.read_text())["timings"]["U"])
     graphs.main(["--page"])
     assert graphs.HEAD + graphs.row(json.loads(graphs.FIGURES.read_text())["timings"]["U"]) in graphs.PAGE.read_text()
+
+
+def test_the_command_for_a_gpu(tmp_path: Path, smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that fits, one that is too long, and one that fails: each is named, and what was found is kept."""
+    fits, long = gpu.Line("mine", "B", 1, plain=True), gpu.Line("long", "B", 1e9)
+    wrong = gpu.Line("wrong", "B", 1)
+    first = gpu.one
+
+    def one(line: Any, *rest: Any) -> Any:
+        if line is wrong:
+            raise RuntimeError("no such kernel")
+        return first(line, *rest)
+
+    smaller(gpu, PLAN=(long, wrong, fits), one=one)
+    gpu.main(["--out", str(tmp_path), "--device", "cpu", "--short"])
+    said = capsys.readouterr().out
+    assert "long: passed over" in said
+    assert "wrong: FAILED, RuntimeError: no such kernel" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+    (timing,) = json.loads((tmp_path / "mine.json").read_text())["timings"]
+    assert timing["workload"] == "B"
+    assert {"steps", "uploads"} <= {share[0] for share in timing["split"]}
+
+
+def test_the_peer_in_jax_gets_the_same_work(smaller: Smaller, tmp_path: Path) -> None:
+    """Its arrays are those of the workload; the program itself needs JAX, which is not part of the set-up."""
+    found = peers.given("B")
+    algorithm, federation = WORKLOADS["B"].build(False)
+    assert (found["epochs"], found["batch"], found["cohort"]) == (5, 10, 20)
+    assert found["index"][7, : found["sizes"][7]].tolist() == federation.examples(7).tolist()
+    x = torch.from_numpy(found["x"][:5])
+    w1, b1, w2, b2 = (torch.from_numpy(found[name]) for name in ("w1", "b1", "w2", "b2"))
+    mine = torch.relu(x @ w1 + b1) @ w2 + b2
+    torch.testing.assert_close(mine, algorithm.model(federation.data.train_x[:5]))
+
+    class Still:
+        def __init__(self, *_: Any) -> None: ...
+        def __call__(self, rounds: int) -> float:
+            return 0.001
+
+        def close(self) -> None: ...
+
+    smaller(peers, Peer=Still, TURNS=2, FIGURES=tmp_path / "jax.json")
+    smaller(peers, compare=lambda name, python: compare(name, python, turns=2, span=0.001))
+    peers.main(["--jax", sys.executable, "B"])
+    (timing,) = json.loads(peers.FIGURES.read_text())["timings"]
+    assert timing["jax"] == [0.001] * 2
+    assert all(seconds > 0 for seconds in timing["seconds"])
 
 
 def test_speed(smaller: Smaller, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedge.bench.flops import flops
 from fedge.bench.plain import plain_round
+from fedge.bench.split import Share, split
 from fedge.bench.workloads import Workload
 from fedge.core import drive
 from fedge.engine import Simulator
@@ -48,6 +50,8 @@ class Timing:
     peak_memory: int = 0
     around: float | None = None
     way: str | None = None  # in which clients were computed
+    split: list[Share] = field(default_factory=list)  # where a round's time goes, if that was asked for
+    peer: str = "plain loop"  # whom `plain` is the time of
 
     @property
     def flops_a_second(self) -> float | None:
@@ -65,9 +69,12 @@ class Timing:
 
 def measure(
     workload: Workload, device: str, repeats: int = 5, plain: bool = True, threads: tuple[int, int] | None = None,
-    **engine: Any,
+    details: bool = True, profile: bool = False, **engine: Any,
 ) -> Timing:  # fmt: skip
-    """Rounds of ours and of the loop in turns; `threads` = (ours, the loop's), by default what suits each."""
+    """Rounds of ours and of the loop in turns; `threads` = (ours, the loop's), by default what suits each.
+
+    `details`: the shares outside kernels and around the work, and the arithmetic; `profile`: the sections of a round.
+    """
     every = torch.get_num_threads()
     ours_threads, plain_threads = threads or (every, min(every, workload.loop_threads or every))
     torch.set_num_threads(ours_threads)
@@ -91,11 +98,16 @@ def measure(
             theirs.append(timed(loop, device))
         torch.set_num_threads(ours_threads)
         ours.append(timed(step, device, rounds))
-    outside, around = _outside(step, device), _around(step, device, rounds)
-    arithmetic = flops(*workload.build(device != "cpu"), workload.cohort)
-    memory = peak(torch.device(device))
-    about = (arithmetic, outside, memory, around, step.link.way)
+    shares = _split(step, device, rounds) if profile else []
+    outside, around = (_outside(step, device), _around(step, device, rounds)) if details else (None, None)
+    arithmetic = flops(*workload.build(device != "cpu"), workload.cohort) if details else None
+    about = (arithmetic, outside, peak(torch.device(device)), around, step.link.way, shares)
     return Timing(workload.name, device, ours, theirs, first, ours_threads, plain_threads, *about)
+
+
+def _split(step: Round, device: str, rounds: int) -> list[Share]:
+    with step.working():
+        return split(step, device, rounds)
 
 
 def _outside(step: Callable[[], Any], device: str) -> float:
@@ -147,13 +159,24 @@ class Round:
         self.link = kind(self.algorithm, federation, device=device, **engine)
         self.draw = cohorts(federation.clients, workload.cohort)
         params = {name: leaf.to(self.link.runtime.device) for name, leaf in parameters(self.algorithm.model).items()}
-        self.state, self.number = self.algorithm.init(params), 0
+        self.state, self.number, self.at_work = self.algorithm.init(params), 0, False
 
     def __call__(self) -> Any:
+        """As a run does it: within `working`, which a run enters once for all its rounds."""
         self.number += 1
-        with self.link.working():
+        with nullcontext() if self.at_work else self.link.working():
             self.state, _ = drive(self.algorithm.round(self.state), self.link, 0, self.number, self.draw)
         return self.state
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Several rounds in a row."""
+        with self.link.working():
+            self.at_work = True
+            try:
+                yield
+            finally:
+                self.at_work = False
 
 
 def _loop(workload: Workload, device: str) -> Callable[[], Any] | None:
@@ -167,9 +190,10 @@ def timed(step: Callable[[], Any], device: str, times: int = 1) -> float:
     """Seconds for one call, on average over so many in a row."""
     if device != "cpu":
         torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(times):
-        step()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / times
+    with step.working() if isinstance(step, Round) else nullcontext():
+        begin = time.perf_counter()
+        for _ in range(times):
+            step()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / times

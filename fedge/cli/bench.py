@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedge.bench import WORKLOADS, Timing, measure
 from fedge.bench.check import NAMES, SETTINGS, check
+from fedge.bench.split import around
 from fedge.checks import nearest
 from fedge.cli.errors import one_line
 from fedge.cli.text import to_json
@@ -36,6 +37,7 @@ def bench(
     compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
     plain: Annotated[bool, typer.Option("--plain/--no-plain", help="Time the plain loop too.")] = True,
     agree: Annotated[bool, typer.Option("--check", help="Compare all engines' results; names: algorithms.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Where a round's time goes, section by section.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Time fixed workloads against a plain loop over clients.
@@ -50,12 +52,14 @@ def bench(
         chosen = [name.upper() for name in names or _usual(place)]
         _known(chosen, place)
         options = {"precision": precision, "compile": compile}
-        timings = [_one(name, place, repeats, plain, options, console) for name in chosen]
+        timings = [_one(name, place, repeats, plain, options | {"profile": profile}, console) for name in chosen]
     if json:
         about = {"versions": versions(), "hardware": hardware(place), **options}
-        typer.echo(to_json(about | {"timings": [_figures(one) for one in timings]}))
-    else:
-        console.print(_table(timings))
+        typer.echo(to_json(about | {"timings": [figures(one) for one in timings]}))
+        return
+    console.print(_table(timings))
+    for one in timings if profile else ():
+        console.print(_sections(one))
 
 
 def _known(names: list[str], device: str) -> None:
@@ -78,7 +82,7 @@ def _one(name: str, device: str, repeats: int, plain: bool, options: dict[str, A
         raise ExperimentError(str(error)) from error
 
 
-def _figures(timing: Timing) -> dict[str, Any]:
+def figures(timing: Timing) -> dict[str, Any]:
     derived = {"median": timing.median, "ratio": timing.ratio, "flops_a_second": timing.flops_a_second}
     return asdict(timing) | derived
 
@@ -89,7 +93,8 @@ def _table(timings: list[Timing]) -> Table:
         "workload",
         "device",
         "s per round",
-        "loop, s",
+        "peer",
+        "peer, s",
         "times faster",
         "GFLOP/s",
         "outside kernels",
@@ -97,13 +102,14 @@ def _table(timings: list[Timing]) -> Table:
         "first, s",
     )
     for column in columns:
-        table.add_column(column, justify="left" if column in ("workload", "device") else "right")
+        table.add_column(column, justify="left" if column in ("workload", "device", "peer") else "right")
     for one in timings:
         rate, plain = one.flops_a_second, statistics.median(one.plain) if one.plain else None
         table.add_row(
             one.workload,
             one.device,
             f"{one.median:.4f}",
+            "–" if plain is None else one.peer,
             "–" if plain is None else f"{plain:.3f}",
             "–" if one.ratio is None else f"{one.ratio:.1f}",
             "–" if rate is None else f"{rate / 1e9:.0f}",
@@ -111,6 +117,18 @@ def _table(timings: list[Timing]) -> Table:
             "–" if one.around is None else f"{one.around:.0%}",
             f"{one.first:.1f}",
         )
+    return table
+
+
+def _sections(timing: Timing) -> Table:
+    """The sections of a round: on a GPU the time in its stream counts, and the host runs ahead of it."""
+    gpu = timing.split[0].gpu is not None
+    table = Table(title=f"{timing.workload}, one round: {around(timing.split):.0%} around the clients' work", box=None)
+    for column in ("section", "host, ms", *(["GPU, ms"] if gpu else []), "clients' work"):
+        table.add_column(column, justify="right" if "ms" in column else "left")
+    for one in timing.split:
+        times = [f"{one.host:.3f}", *([] if one.gpu is None else [f"{one.gpu:.3f}"])]
+        table.add_row(one.section, *times, "yes" if one.clients else "")
     return table
 
 

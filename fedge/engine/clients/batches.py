@@ -73,7 +73,9 @@ class Schedule:
         n = sizes.numpy()
         largest = int(n.max())
         self.width = min(task.batch_size or largest, largest)
-        steps = np.array([task.steps(one) for one in n.tolist()])
+        sizes_here = n.tolist()
+        counts = {one: task.steps(one) for one in set(sizes_here)}
+        steps = np.array([counts[one] for one in sizes_here])
         steps = steps if limits is None else np.minimum(steps, limits)
         a_pass = -(-n // (n if task.batch_size is None else task.batch_size))
         epochs = int((-(-steps // a_pass)).max())

@@ -195,7 +195,9 @@ class Stacked:
 
 
 def _apart(upload: Upload, carry: Carry) -> Upload:
-    """The upload, copied where it is the carry itself: the next fold may overwrite that."""
+    """The upload, copied where it is the carry itself: on a GPU the next fold overwrites that."""
+    if upload[1].device.type == "cpu":
+        return upload
     taken = {leaf.untyped_storage().data_ptr() for leaf in pytree.leaves(carry)}
 
     def own(leaf: Tensor) -> Tensor:

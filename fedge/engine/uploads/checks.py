@@ -86,8 +86,8 @@ def finite_jobs(upload: Payload, good: Tensor) -> Tensor:
 
 def weights_fit(weights: list[Tensor], most: list[Tensor]) -> Tensor:
     """Whether every weight is in its range; false for NaN too."""
-    together = torch.stack(weights)
-    return ((together > 0) & (together <= torch.stack(most) * ROUNDING)).all()
+    fine = [(weight > 0) & (weight <= limit * ROUNDING) for weight, limit in zip(weights, most, strict=True)]
+    return (fine[0] if len(fine) == 1 else torch.stack(fine)).all()
 
 
 def largest(leaf: Tensor) -> Tensor:
@@ -95,6 +95,8 @@ def largest(leaf: Tensor) -> Tensor:
     flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)
     if not flat.is_floating_point():
         flat = flat.double()
+    if flat.device.type == "cpu":  # where the norm takes twenty times as long
+        return torch.maximum(flat.amax(1), -flat.amin(1)) if flat.shape[1] else flat.new_zeros(len(flat))
     found: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
     return found
 

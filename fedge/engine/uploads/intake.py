@@ -14,9 +14,9 @@ from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.limits import Limits
-from fedge.engine.uploads.sizes import Losses, Usual, sizes
+from fedge.engine.uploads.sizes import Losses, Usual, read, sizes
 from fedge.engine.uploads.stacking import Stack
-from fedge.engine.uploads.streaming import Sums
+from fedge.engine.uploads.streaming import Part, Sums
 
 Total = Sums | Stack
 Refused = tuple[list[Drop], list[Job]]  # who was dropped and why, and the jobs
@@ -58,18 +58,23 @@ class Intake:
         self._usual = usual
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
+        """Take in the uploads of these jobs; on a GPU, the host waits once for all that it has to know."""
         if not uploads:  # private tasks alone
             return [], []
         if self.max_ratio is None:
             return add_good(self.total, jobs, positions, uploads, self.limits)
-        found = [size for name, (upload, _) in uploads.items() for size in sizes(upload, self._parts(name))]
+        jobs_here = jobs.clients.shape[0]
+        wait = self.wait or self._usual.count + jobs_here < FIRST
+        trial = None if wait else tried(self.total, jobs, positions, uploads, self.limits)
+        rows = [row for name, (upload, _) in uploads.items() for row in sizes(upload, self._parts(name))]
+        found, fits = read(rows, jobs_here, None if trial is None else trial.fits)
         self._usual.note(found)
         few = self.wait or self._usual.count < FIRST
-        doubt = [few or self._usual.beyond(job, self.max_ratio / SURE) is not None for job in zip(*found, strict=True)]
+        doubt = [True] * jobs_here if few else self._usual.doubts(found, self.max_ratio / SURE)
         doubt = [one or more for one, more in zip(doubt, self._loud(uploads), strict=True)]
         whole = Held(jobs, positions, uploads, found)
         if not any(doubt):
-            return self._add(whole)
+            return self._add(whole, trial if fits else None)
         self._held.append(_chosen(whole, doubt))
         return self._add(_chosen(whole, [not one for one in doubt]))
 
@@ -101,8 +106,12 @@ class Intake:
             found.append(noted or [False] * len(weight))
         return [any(job) for job in zip(*found, strict=True)]
 
-    def _add(self, some: Held) -> Refused:
-        if not len(some.jobs.clients):
+    def _add(self, some: Held, trial: Trial | None = None) -> Refused:
+        """Their sums, if these are known and good; else every upload is looked at."""
+        if not some.jobs.clients.shape[0]:
+            return [], []
+        if trial is not None and isinstance(self.total, Sums):
+            self.total.merge(trial.part)
             return [], []
         return add_good(self.total, some.jobs, some.positions, some.uploads, self.limits)
 
@@ -147,18 +156,35 @@ def add(total: Total, uploads: list[Upload], positions: Tensor, clients: Tensor)
         total.add(payloads, weights, positions, clients)
 
 
+class Trial(NamedTuple):
+    """The sums over all of some jobs, and whether every one of them is good: then they are to be merged."""
+
+    part: Part
+    fits: Tensor
+
+
+def tried(total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], limits: Limits) -> Trial | None:
+    """The sums as if all uploads were good, for rules that stream; nothing waits here."""
+    if not isinstance(total, Sums):
+        return None
+    most = [limits.most(name, jobs).to(positions.device, non_blocking=True) for name in uploads]
+    weights = [weight for _, weight in uploads.values()]
+    counted = [limits.counted(name, weight, positions) for name, weight in zip(uploads, weights, strict=True)]
+    part = total.part([payload for payload, _ in uploads.values()], counted, positions)
+    return Trial(part, checks.weights_fit(weights, most) & part.finite())
+
+
 def add_good(total: Total, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload], limits: Limits) -> Refused:
     """Take in the uploads of these jobs, without those that fail a check; returns who failed, mostly nobody."""
+    trial = tried(total, jobs, positions, uploads, limits)
+    if trial is not None and isinstance(total, Sums) and bool(trial.fits):
+        total.merge(trial.part)
+        return [], []
     most = [limits.most(name, jobs).to(positions.device) for name in uploads]
-    counted = [(upload, limits.counted(name, w, positions)) for name, (upload, w) in uploads.items()]
-    if isinstance(total, Sums):
-        part = total.part([payload for payload, _ in counted], [weight for _, weight in counted], positions)
-        if bool(checks.weights_fit([weight for _, weight in uploads.values()], most) & part.finite()):
-            total.merge(part)
-            return [], []
     passed, dropped = _check(jobs, uploads, most)
     good = passed.nonzero().flatten()
     if len(good):
+        counted = [(upload, limits.counted(name, w, positions)) for name, (upload, w) in uploads.items()]
         chosen = [_select(upload, good, len(dropped)) for upload in counted]
         add(total, chosen, positions[good], jobs.clients[good.cpu()])
     return dropped, [job for job, fine in zip(jobs.pairs(), passed.tolist(), strict=True) if not fine]

@@ -45,25 +45,29 @@ class Limits:
         max_share: float | None = MAX_SHARE,
     ) -> None:
         self.tasks, self.sizes, self.max_weight, self.max_share = tasks, sizes, max_weight, max_share
-        self._caps: dict[str, Tensor] = {}  # by task: one per position, infinite where nobody is too heavy
+        self._caps: dict[str, Tensor] = {}  # by task that has any: one per position, infinite where nobody is too heavy
 
     def most(self, task: str, jobs: Jobs) -> Tensor:
         """b_k of every job, float64 [J], on the CPU."""
         sizes, heaviest = self.sizes(jobs.clients), self.tasks[task].heaviest
         bound = sizes if heaviest is None else torch.as_tensor(heaviest(sizes)).expand(sizes.shape)
-        return bound.double().clamp(max=self.max_weight)
+        return torch.clamp(bound.double(), max=self.max_weight)
 
     def among(self, jobs: Jobs) -> None:
         """These jobs answer: from now on each counts for its share of them at most."""
         for name, task in self.tasks.items():
+            self._caps.pop(name, None)
             if not task.private and self.max_share is not None and len(jobs.clients):
-                self._caps[name] = self._cap(self.most(name, jobs), jobs.positions)
+                caps = self._cap(self.most(name, jobs), jobs.positions)
+                if any(map(math.isfinite, caps)):
+                    self._caps[name] = torch.tensor(caps, dtype=torch.float64)
 
-    def _cap(self, bounds: Tensor, positions: Tensor) -> Tensor:
+    def _cap(self, bounds: Tensor, positions: Tensor) -> list[float]:
         assert self.max_share is not None
-        rows = [bounds[positions == row] for row in range(int(positions.max()) + 1)]
-        caps = torch.tensor([cap(row, self.max_share) for row in rows], dtype=torch.float64)
-        for row, limit in zip(rows, caps.tolist(), strict=True):
+        last = int(positions.numpy().max())
+        rows = [bounds[positions == row] for row in range(last + 1)] if last else [bounds]
+        caps = [cap(row, self.max_share) for row in rows]
+        for row, limit in zip(rows, caps, strict=True):
             if math.isfinite(limit):
                 _tell(float(row.max() / row.sum()), limit / float(row.clamp(max=limit).sum()))
         return caps
@@ -71,9 +75,7 @@ class Limits:
     def counted(self, task: str, weight: Tensor, positions: Tensor) -> Tensor:
         """What weights [J] count for, by the position of each job."""
         caps = self._caps.get(task)
-        if caps is None or not bool(torch.isfinite(caps).any()):
-            return weight
-        return torch.minimum(weight, caps.to(weight)[positions])
+        return weight if caps is None else torch.minimum(weight, caps.to(weight)[positions])
 
 
 def cap(bounds: Tensor, max_share: float) -> float:
@@ -81,7 +83,7 @@ def cap(bounds: Tensor, max_share: float) -> float:
     if not len(bounds):
         return math.inf
     share, rest = max(max_share, FEW / len(bounds)), float(bounds.sum())
-    if float(bounds.max()) <= share * rest:
+    if float(bounds.numpy().max()) <= share * rest:
         return math.inf
     ordered = bounds.sort(descending=True).values.tolist()
     for capped, heaviest in enumerate(ordered):

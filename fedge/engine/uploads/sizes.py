@@ -14,7 +14,7 @@ that is far beyond the median of its place, or not finite, counts for so much th
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_right
 
 import torch
 from torch import Tensor
@@ -42,9 +42,17 @@ class Usual:
         """More uploads: two lists per task, by job."""
         self._known = self._known or [[] for _ in sizes]
         for known, new in zip(self._known, sizes, strict=True):
-            for size in new:
-                if math.isfinite(size):
-                    insort(known, size)
+            known += new if math.isfinite(sum(new)) else filter(math.isfinite, new)
+            known.sort()
+
+    def doubts(self, sizes: list[list[float]], ratio: float) -> list[bool]:
+        """Which uploads, of those noted last, have a size `beyond` so much."""
+        found = [False] * len(sizes[0])
+        for place, (new, known) in enumerate(zip(sizes, self._known, strict=True)):
+            most = ratio * _usual(place, known)
+            if most and known and known[-1] > most:  # else nobody's
+                found = [one or most < size < math.inf for one, size in zip(found, new, strict=True)]
+        return found
 
     def beyond(self, job: Sizes, ratio: float) -> tuple[int, float, float] | None:
         """(task, size, what is usual) of the first size of an upload that is over `ratio` times the usual one."""
@@ -64,10 +72,20 @@ def _lower(ordered: list[float]) -> float:
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
 
 
-def sizes(upload: Payload, losses: tuple[str, ...]) -> tuple[list[float], list[float]]:
-    """The largest magnitude in every job's upload: of its large parts, and of its small ones."""
-    found = torch.stack([_largest(leaves, upload) for leaves in _parted(upload, losses)]).tolist()
-    return found[0], found[1]
+def sizes(upload: Payload, losses: tuple[str, ...]) -> list[Tensor | None]:
+    """The largest magnitude in every job's upload, [J]: of its large parts, and of its small ones; None: zeros."""
+    parted = _parted(upload, losses)
+    return [torch.stack([checks.largest(leaf) for leaf in leaves]).amax(0) if leaves else None for leaves in parted]
+
+
+def read(rows: list[Tensor | None], jobs: int, fits: Tensor | None) -> tuple[list[list[float]], bool]:
+    """Sizes as lists by job, and a flag beside them, in one transfer."""
+    there = [row.double() for row in rows if row is not None]
+    there += [] if fits is None else [fits.double().expand(jobs)]
+    found = torch.stack(there).tolist() if there else []
+    flag = fits is not None and bool(found.pop()[0])
+    filled = iter(found)
+    return [[0.0] * jobs if row is None else next(filled) for row in rows], flag
 
 
 def _parted(upload: Payload, losses: tuple[str, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -84,15 +102,7 @@ def _parted(upload: Payload, losses: tuple[str, ...]) -> tuple[list[Tensor], lis
 def _numbers(part: Params) -> int:
     """How many numbers of one client a part has; whole numbers are counters."""
     floats = all(leaf.is_floating_point() for leaf in part.values())
-    return sum(leaf[0].numel() for leaf in part.values()) if floats else 0
-
-
-def _largest(leaves: list[Tensor], upload: Payload) -> Tensor:
-    """[J] in double precision; zeros without leaves."""
-    if leaves:
-        return torch.stack([checks.largest(leaf).double() for leaf in leaves]).amax(0)
-    like = next(iter(next(iter(upload.values())).values()))
-    return torch.zeros(len(like), dtype=torch.double, device=like.device)
+    return sum(leaf.numel() // leaf.shape[0] for leaf in part.values()) if floats else 0
 
 
 class Losses:

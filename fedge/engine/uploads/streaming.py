@@ -21,10 +21,7 @@ class Part(NamedTuple):
     def finite(self) -> Tensor:
         """True only if every upload in it is finite: with positive weights, no sum hides a NaN or an infinity."""
         ends = [leaf.sum() for leaves in self.sums.values() for leaf in leaves.values() if leaf.is_floating_point()]
-        total = ends[0] if ends else torch.zeros(())
-        for end in ends[1:]:
-            total = total + end
-        return torch.isfinite(total)
+        return torch.isfinite(torch.stack(ends).sum() if ends else self.clients)
 
 
 class Sums:
@@ -51,7 +48,7 @@ class Sums:
                 self.types[part] = {name: mean_type(leaf) for name, leaf in leaves.items()}
                 sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
                 totals[part] = total
-        return Part(sums, totals, self._by_row(torch.ones_like(weights[0]), rows))
+        return Part(sums, totals, self._count(weights[0], rows))
 
     def merge(self, part: Part) -> None:
         self.clients = part.clients if self.clients is None else self.clients + part.clients
@@ -71,6 +68,12 @@ class Sums:
         weighted = leaf * weight.view(-1, *[1] * (leaf.dim() - 1))
         out = weighted.new_zeros(self.rows, *leaf.shape[1:])
         return out.index_add_(0, rows, weighted)
+
+    def _count(self, weight: Tensor, rows: Tensor) -> Tensor:
+        """How many jobs there are."""
+        if self.rows is None:
+            return weight.new_full((), len(weight))
+        return self._by_row(torch.ones_like(weight), rows)
 
     def _by_row(self, values: Tensor, rows: Tensor) -> Tensor:
         if self.rows is None:
