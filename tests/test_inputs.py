@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import fedge
+from fedge.edge import Clock, Profiles
 from fedge.engine import Loopback
 from fedge.engine.links import wire
 from tests.test_problems import LISTS, WAYS, agrees, generator, linear
@@ -105,6 +106,18 @@ def test_other_algorithms_take_several_inputs(algorithm) -> None:
     other = fedge.train(made, federation, rounds=2, link=Loopback(made, federation))
     for name, leaf in one.params.items():
         assert torch.allclose(leaf, other.params[name], atol=1e-7), name
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_devices_with_a_clock_take_several_inputs(asynchronous: bool) -> None:
+    data, algorithm = both(named=True, regression=True), fedge.FedAvg(Both(), lr=0.1, epochs=1, batch_size=4)
+    federation = fedge.Federation(data, LISTS)
+    chosen = fedge.FedBuff(algorithm, buffer=2) if asynchronous else algorithm
+    link = Clock(fedge.Engine().link(chosen, federation), federation, Profiles("phone"))
+    run = fedge.train(chosen, federation, rounds=2, link=link)
+    assert all(record["virtual_seconds"] > 0 for record in run.history)
+    if not asynchronous:
+        agrees(run, fedge.train(algorithm, federation, rounds=2).params)
 
 
 def test_a_run_of_several_inputs_is_saved_and_loaded(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def trigger(x: Tensor, brightest: float) -> Tensor:
 def poisoned(federation: Federation, kind: str, liars: Sequence[int]) -> Federation:
     """The same clients; those that lie hold forged copies of their own examples, appended to the training set."""
     data = federation.data
+    if not isinstance(data.train_x, torch.Tensor):
+        raise ValueError(f"kind is {kind!r}, which forges examples: these have several inputs, choose another attack")
     if not data.labelled:
         raise ValueError(f"kind is {kind!r}, which forges labels: the data have none, choose another attack")
     lists = [federation.examples(client).cpu() for client in range(federation.clients)]
