@@ -17,6 +17,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = ["CrossEntropy", "bce", "by_target", "cross_entropy", "huber", "mae", "mse"]
+
 IGNORED = -100  # torch's own: a label that does not count, such as that of padding
 
 

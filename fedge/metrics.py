@@ -21,6 +21,8 @@ from torch import Tensor
 from fedge.checks import nearest
 from fedge.losses import IGNORED, CrossEntropy, class_axis, fitted
 
+__all__ = ["Accuracy", "Confusion", "Errors", "Mean", "Perplexity", "Streamed", "auc"]
+
 Best = Literal["largest", "smallest"]
 Metric = Callable[[Tensor, Tensor], Any]  # outputs, targets -> a number
 

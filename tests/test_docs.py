@@ -6,6 +6,7 @@ Warnings are errors here as in all tests (pyproject.toml).
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -216,3 +217,22 @@ def test_the_version_is_said_once() -> None:
     said = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert said is not None
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == fedge.__version__ == said[1]
+
+
+# The site
+
+
+def test_the_reference_of_the_site_has_every_public_name() -> None:
+    """Without building it: a page per module, each in the table of contents, each name with a docstring."""
+    site = runpy.run_path(str(ROOT / "tools" / "site.py"))
+    pages = dict(site["reference"]())
+    contents = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert [name for name in pages if f"reference/{name}" not in contents] == []
+    named = set(re.findall(r"^::: ([\w.]+)$", "\n".join(pages.values()), re.MULTILINE))
+    known = {f"{module}.{name}" for name, module in fedge._PLACE.items()}
+    known |= {f"fedge.{module}.{name}" for module in fedge._MODULES for name in getattr(fedge, module).__all__}
+    assert known <= named
+    docs = [page for page in PAGES if page.parent.name == "docs" and page.name != "README.md"]
+    assert [page.name for page in docs if f"docs/{page.name}" not in contents] == []
+    listed = (ROOT / "docs" / "README.md").read_text("utf-8")
+    assert [page.name for page in docs if f"({page.name})" not in listed] == []

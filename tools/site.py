@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fedge
+import fedge.edge
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
@@ -29,8 +30,18 @@ TITLES = {
     "fedge.combine": "Rules that combine uploads",
     "fedge.core": "The contract",
     "fedge.data": "Data",
+    "fedge.edge": "The edge",
+    "fedge.losses": "Losses",
+    "fedge.metrics": "Metrics",
     "fedge.models": "Models",
     "fedge.partition": "Partitions",
+    "fedge.report": "Reports and trackers",
+    "fedge.sweep": "Sweeps",
+}
+MORE = {  # names that pages use, of packages that are not loaded with fedge
+    "fedge.edge": fedge.edge.__all__,
+    "fedge.report": ("Tracker", "headline", "open_tracker", "write_report"),
+    "fedge.sweep": ("run_sweep",),
 }
 
 
@@ -144,6 +155,8 @@ def reference() -> Iterator[tuple[str, str]]:
         module = f"fedge.{name}"
         public = getattr(fedge, name).__all__
         yield page_of(module, [f"{module}.{one}" for one in public])
+    for module, names in MORE.items():
+        yield page_of(module, [f"{module}.{name}" for name in names])
     yield "README.md", "# Reference\n\nTraining, runs and federations.\n\n" + "\n".join(map(entry, rest))
 
 
