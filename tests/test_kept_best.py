@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import fedge
-from fedge.report import write_report
+from fedge.report import read, write_report
+from fedge.report.curves import headline
 from fedge.runs import checkpoint
 from fedge.runs.folder import RunFolderError
 from fedge.sweep import run_sweep
@@ -176,6 +177,18 @@ def test_metrics_of_the_users_own_are_in_report_and_results(tmp_path: Path) -> N
     assert "final test top2" in page
     assert "top2 against rounds" in page
     assert (tmp_path / "page" / "figures" / "metric_1.png").is_file()
+
+
+def test_the_picture_of_a_regression_has_its_loss(tmp_path: Path) -> None:
+    x = torch.linspace(0, 1, 60)[:, None]
+    data = fedge.data.from_arrays(x[:50], 2 * x[:50, 0], x[50:], 2 * x[50:, 0])
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=5))
+    line = fedge.FedAvg(fedge.models.logistic(1, 1), lr=0.1)
+    fedge.train(line, federation, rounds=3, out=tmp_path / "run")
+    drawn = headline([read(tmp_path / "run")])
+    left, right = drawn.axes
+    assert left.get_ylabel() == "test loss"
+    assert [len(axes.get_lines()[0].get_xdata()) for axes in (left, right)] == [3, 3]  # type: ignore[arg-type]
 
 
 def test_a_sweep_says_that_a_run_diverged(tmp_path: Path) -> None:

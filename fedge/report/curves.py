@@ -50,15 +50,16 @@ def metric(runs: Sequence[RunFolder], name: str) -> Figure:
 
 
 def headline(runs: Sequence[RunFolder], target: float | None = None) -> Figure:
-    """Accuracy against rounds on the left and against MB on the right: the picture of a README."""
+    """Accuracy, or loss where no run has one, against rounds and against MB: the picture of a README."""
     figure = style.figure(11.0, 4.0)
     left, right = figure.subplots(1, 2, sharey=True)
     groups = grouped(runs)
-    _fill(left, groups, "accuracy", "rounds", None)
-    _fill(right, groups, "accuracy", "MB", target)
+    measure = "accuracy" if any(curve(run, "test_accuracy").y for run in runs) else "loss"
+    _fill(left, groups, measure, "rounds", None)
+    _fill(right, groups, measure, "MB", target if measure == "accuracy" else None)
     right.set_ylabel("")
-    _scale(left, "accuracy")
-    _legend(figure, groups, "accuracy", train=False)
+    _scale(left, measure)
+    _legend(figure, groups, measure, train=False)
     return figure
 
 

@@ -56,7 +56,7 @@ def compose(
 
 
 def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
-    """One wide PNG for a README: accuracy against rounds, and against MB, of all runs."""
+    """One wide PNG for a README: accuracy (of regressions, loss) against rounds, and against MB, of all runs."""
     with needs_matplotlib():
         from fedge.report import figures
     found = [run if isinstance(run, RunFolder) else read(run) for run in runs]
