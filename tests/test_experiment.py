@@ -255,7 +255,7 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("algorithm.1.lr=0", "algorithm 1 (fedavg): lr is 0, it must be greater than 0"),
         ("algorithm.2.lr=fast", "algorithm 2 (fedavg): lr is 'fast', expected a number"),
         ("algorithm.1.lrr=1", "algorithm 1 (fedavg): unknown key 'lrr' (did you mean 'lr'?)"),
-        ("algorithm.1.loss=mse", "algorithm 1 (fedavg): loss cannot be written in a file: set it from Python"),
+        ("algorithm.1.loss=mes", "algorithm 1 (fedavg): loss is 'mes', expected one of 'cross_entropy', 'mse', 'mae'"),
         ("algorithm.1.model=mlp", "algorithm 1 (fedavg): model follows from the rest of the experiment"),
         ("algorithm.1.inner.name=fedavg", "algorithm 1 (fedavg): it wraps no other algorithm: leave out inner"),
         ("algorithm.1.optimiser=sgdd", "optimiser is 'sgdd' (did you mean 'sgd'?), expected one of 'sgd', 'adam'"),
@@ -301,7 +301,7 @@ def test_a_name_that_is_none_and_a_wrapper_that_is_none_are_refused_as_ever() ->
         ("", "lr = 0.1", "inner (fedova): lr is a field of fedavg: write it in [algorithm.inner.inner]"),
         ("windw = 2", "", "(averaged): unknown key 'windw' (did you mean 'window'?)"),
         ('model = "mlp"', "", "(averaged): model follows from the rest of the experiment: leave it out"),
-        ('loss = "mse"', "", "(averaged): unknown key 'loss', known are window"),
+        ('loss = "mse"', "", "(averaged): loss is a field of fedavg: write it in [algorithm.inner.inner]"),
     ],
 )
 def test_a_field_of_a_wrapped_algorithm_is_sent_to_its_place(outer: str, middle: str, words: str) -> None:
