@@ -91,6 +91,8 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         ),
         "fedper": fedge.FedPer(model, lr=0.1, epochs=2, batch_size=4, momentum=0.5),
         "fedper_decay": fedge.FedPer(model, ("fc1",), lr=0.1, epochs=2, batch_size=4, lr_decay=0.8, inner_decay=0.3),
+        "shared_ova": fedge.SharedOVA(model, lr=0.2, epochs=2, batch_size=4, server_momentum=0.3),
+        "shared_ova_inner": fedge.SharedOVA(model, lr=0.2, inner_decay=0.3, lr_decay=0.8, epochs=2, batch_size=4),
         "feddane_inner": fedge.FedDANE(model, lr=0.1, inner_decay=0.3, epochs=2, batch_size=4, cohort="new"),
         "feddane_clip": fedge.FedDANE(model, lr=0.1, epochs=2, batch_size=4, clip=0.4),
         "feddane_decay": fedge.FedDANE(model, lr=0.1, lr_decay=0.7, epochs=2, batch_size=4),
@@ -169,6 +171,8 @@ def algorithms() -> dict[str, Algorithm]:
     means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "fedper", "lbfgs")}
     means["averaged_fedova"] = fedge.Averaged(wrapped["fedova_fedavg"], window=2)
     means["fedova_averaged"] = fedge.FedOVA(fedge.Averaged(binary["fedavg"], window=2), classes=3)
+    means["calibrated_fedova"] = fedge.Calibrated(means["averaged_fedova"], every=1, cohorts=2)
+    means["calibrated_fedavg"] = fedge.Calibrated(plain["fedavg"], every=2)
     means["sharing_averaged"] = fedge.DataSharing(means["averaged_fedova"], beta=0.3)
     others = {**combined(plain, binary), **coded(plain, binary), **private(plain, binary)}
     return {**plain, **wrapped, **shared, **means, **others}
@@ -238,7 +242,7 @@ EACH_ONCE = {
     "sharing_averaged", "averaged_fedper", "robust_median", "robust_trimmed", "robust_krum", "robust_clipped",
     "robust_gather", "robust_lbfgs", "fedova_robust", "compressed_quantise", "compressed_top", "compressed_cast",
     "fedova_compressed", "robust_compressed", "private_fedova",
-    "fedova_bounded",
+    "fedova_bounded", "shared_ova_inner", "calibrated_fedova",
 }  # fmt: skip
 # Each way through the engine once: a streaming and a stacked rule, rows, memory, a codec with feedback, several
 # phases, a new cohort in the second, sharing, cohorts that may be empty, and these together.

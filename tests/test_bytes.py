@@ -101,6 +101,11 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
         fedge.FedPer(model(), lr_decay=0.9, inner_decay=0.5),
         *[(C * SHARED * B + C * B, C * (SHARED * B + B + 8))] * 2,
     ),
+    "shared_ova": (fedge.SharedOVA(model()), *[(C * D * B, C * (D * B + 10 * B + 4))] * 2),
+    "calibrated": (
+        fedge.Calibrated(fedge.FedAvg(model()), every=1, cohorts=2),
+        *[(3 * C * D * B, C * (D * B + 4) + 2 * C * (176 * B + 4))] * 2,
+    ),
     "averaged": (fedge.Averaged(fedge.FedAvg(model())), *[(C * D * B, C * (D * B + 4))] * 2),
     "robust": (fedge.Robust(fedge.FedAvg(model()), fedge.Median()), *[(C * D * B, C * (D * B + 4))] * 2),
     "compressed": (fedge.Compressed(fedge.FedAvg(model())), *[(C * D * B, C * (D + 4 * B + 4))] * 2),  # four tensors

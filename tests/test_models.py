@@ -125,6 +125,25 @@ def test_seeded_models_follow_the_default_device() -> None:
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize(
+    ("build", "shape", "widths"),
+    [
+        (fmnist_cnn, (1, 28, 28), (8, 16, 256)),
+        (kws_cnn, (1, 50, 16), (8, 16, 32, 128)),
+        (vgg11, (3, 32, 32), (32, 64, 128, 128, 256, 256, 256, 256, 256, 256)),
+    ],
+)
+def test_half_width_halves_every_layer(
+    build: Callable[..., nn.Module], shape: tuple[int, ...], widths: tuple[int, ...]
+) -> None:
+    half, whole = build(2, seed=0, width=0.5), build(2, seed=0)
+    assert [len(leaf) for name, leaf in half.named_parameters() if name.endswith("weight")] == [*widths, 2]
+    assert half(torch.zeros(3, *shape)).shape == (3, 2)
+    assert count(half) < 0.27 * count(whole)
+    for one, other in zip(build(seed=3, width=1.0).parameters(), build(seed=3).parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_vgg_starts_from_kaiming() -> None:
     weight = vgg11(seed=0).get_parameter("conv5.weight")
     assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
@@ -144,6 +163,7 @@ def test_hidden_layers_may_be_none_or_several() -> None:
         (lambda: vgg11(0), "outputs is 0"),
         (lambda: logistic(0), "inputs is 0"),
         (lambda: mlp(4, (3, 0)), r"hidden\[1\] is 0"),
+        (lambda: fmnist_cnn(width=0), "width is 0, must be greater than 0"),
     ],
 )
 def test_bad_widths_are_refused(call: Callable[[], nn.Module], message: str) -> None:

@@ -186,7 +186,8 @@ def text(lines: list[Line]) -> str:
         fedge.GIANT,
         fedge.DONE,
     )
-    kinds = (*trained, fedge.FedOVA, fedge.DataSharing, fedge.Averaged, fedge.Robust, fedge.Compressed)
+    kinds = (*trained, fedge.FedOVA, fedge.SharedOVA, fedge.DataSharing, fedge.Averaged, fedge.Calibrated)
+    kinds = (*kinds, fedge.Robust, fedge.Compressed)
     return TEXT.format(
         **{name: config[name] for name in ("labels", "clients", "cohort", "rounds", "last")},
         validation=round(100 * config["validation"]),

@@ -4,6 +4,7 @@ from typing import Any
 
 from fedge.algorithms.asynchronous import FedAsync, FedBuff
 from fedge.algorithms.averaged import Averaged
+from fedge.algorithms.calibrated import Calibrated
 from fedge.algorithms.compressed import Compressed
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.done import DONE
@@ -21,6 +22,7 @@ from fedge.algorithms.optimisers import SGD, Adam
 from fedge.algorithms.private import Private
 from fedge.algorithms.robust import Robust
 from fedge.algorithms.scaffold import SCAFFOLD
+from fedge.algorithms.shared_ova import SharedOVA
 from fedge.algorithms.spectral import Spectral
 from fedge.algorithms.subspace_newton import SubspaceNewton
 from fedge.core import Algorithm
@@ -38,8 +40,10 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "giant": GIANT,
     "done": DONE,
     "fedova": FedOVA,
+    "shared_ova": SharedOVA,
     "data_sharing": DataSharing,
     "averaged": Averaged,
+    "calibrated": Calibrated,
     "robust": Robust,
     "compressed": Compressed,
     "private": Private,
@@ -56,6 +60,7 @@ __all__ = [
     "SOAP",
     "Adam",
     "Averaged",
+    "Calibrated",
     "Compressed",
     "DataSharing",
     "FedAsync",
@@ -71,6 +76,7 @@ __all__ = [
     "Private",
     "Robust",
     "Shampoo",
+    "SharedOVA",
     "Spectral",
     "SubspaceNewton",
 ]

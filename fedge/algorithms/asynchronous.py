@@ -23,6 +23,7 @@ from fedge.algorithms import server
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.optimisers import SGD
+from fedge.algorithms.shared_ova import SharedOVA
 from fedge.algorithms.wrapper import Wrapper
 from fedge.checks import at_least_one, non_negative
 from fedge.core import Algorithm, Ask, Flow, Params, Payload, Reply
@@ -54,7 +55,7 @@ class Asynchronous(Wrapper[State]):
         at_least_one("buffer", self.buffer)
         non_negative("staleness", self.staleness)
         base = self.inner.inner if isinstance(self.inner, FedOVA) else self.inner
-        if not isinstance(base, FedAvg):
+        if not isinstance(base, FedAvg) or isinstance(base, SharedOVA):
             raise TypeError(
                 f"{type(self).__name__} is around {type(base).__name__}, it needs FedAvg or FedProx, or FedOVA "
                 "around one of them: asynchronous servers add up updates"

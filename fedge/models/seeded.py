@@ -25,6 +25,17 @@ def seeded(build: Callable[[], nn.Sequential], seed: int | None) -> nn.Sequentia
     return model.to(device)
 
 
+def scaled(widths: tuple[int, ...], by: float) -> tuple[int, ...]:
+    """Layer widths multiplied, rounded, at least one.
+
+    >>> scaled((16, 32, 512), 0.25)
+    (4, 8, 128)
+    """
+    if not by > 0:
+        raise ValueError(f"width is {by}, must be greater than 0: 0.5 halves every layer")
+    return tuple(max(1, round(width * by)) for width in widths)
+
+
 def check_widths(**widths: int) -> None:
     """Refuse layer widths below one.
 

@@ -58,6 +58,7 @@ LATER: dict[str, tuple[Any, ...]] = {
     "metrics": ((), []),
     "per_client": (False,),
     "loss": ("cross_entropy",),
+    "width": (1.0,),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 BEST = "best.pt"

@@ -55,6 +55,7 @@ class Entry:
     @property
     def key(self) -> str:
         plain = {**self.config, "algorithm": as_before(self.config["algorithm"])}
+        plain["model"] = {name: value for name, value in plain["model"].items() if not does_nothing(name, value)}
         for table, names in NOT_THE_RESULT.items():
             plain[table] = {
                 name: value

@@ -1,0 +1,1 @@
+"""FedOVA with fewer bytes, beside FedAvg on the same diet: `python -m benchmarks.diet`."""

@@ -1,0 +1,103 @@
+"""docs/diet.md, made from the stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from benchmarks.readme import replaced
+
+from .measure import Line, lines
+from .methods import METHODS, PROBLEMS
+
+PAGE = Path(__file__).parents[2] / "docs" / "diet.md"
+NAMES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "KWS"}
+COMMAND = "python -m benchmarks.diet --page"
+LAST = 5  # rounds whose mean is an accuracy
+
+
+def spent(line: Line) -> list[float]:
+    """Bytes up to every round, calibration apart."""
+    found, total = [], 0.0
+    for moved, apart in zip(line["bytes"], line["calibration_bytes"], strict=True):
+        total += moved - apart
+        found.append(total)
+    return found
+
+
+def curve(line: Line) -> list[float | None]:
+    """Accuracies without the rounds whose scores were calibrated."""
+    every = line["calibrated_every"]
+    return [None if every and at % every == 0 else value for at, value in enumerate(line["accuracy"], 1)]
+
+
+def at_bytes(line: Line, budget: float) -> float:
+    """The mean accuracy of the last rounds that a budget pays for."""
+    paid = sum(total <= budget * (1 + 1e-9) for total in spent(line))
+    seen = [value for value in curve(line)[:paid] if value is not None][-LAST:]
+    return mean(seen) if seen else 0.0
+
+
+def final(line: Line) -> float:
+    return at_bytes(line, float("inf"))
+
+
+def calibrated(line: Line) -> float | None:
+    """The accuracy of the last round with calibrated scores."""
+    every = line["calibrated_every"]
+    found = line["accuracy"][every - 1 :: every] if every else []
+    return found[-1] if found else None
+
+
+def to_target(line: Line, target: float) -> float | None:
+    """Bytes until the first round at the target."""
+    reached = [
+        total for total, value in zip(spent(line), curve(line), strict=True) if value is not None and value >= target
+    ]
+    return reached[0] if reached else None
+
+
+def spread(values: Sequence[float | None], scale: float = 100, places: int = 1) -> str:
+    """Mean and deviation; a dash unless every seed has a value."""
+    known = [scale * value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "–"
+    wide = f" ± {stdev(known):.{places}f}" if len(known) > 1 else ""
+    return f"{mean(known):,.{places}f}{wide}"
+
+
+def table(problem: str, stored: Sequence[Line]) -> str:
+    """One row per method; the budget is what FedAvg spends in half of its rounds, and in all of them."""
+    mine = {method.name: [one for one in stored if _is(one, problem, method.name)] for method in METHODS}
+    base = mine["FedAvg"]
+    if not base:
+        return "Not run yet."
+    whole, target = mean(spent(one)[-1] for one in base), PROBLEMS[problem].target
+    head = ["method", "seeds", "MB per round", "final, %", "calibrated, %", "at half of FedAvg's bytes, %"]
+    head += [f"MB to {100 * target:g} %"]
+    rows = [head, ["---"] * len(head)]
+    for name, runs in mine.items():
+        if runs:
+            moved = mean(spent(one)[-1] / one["rounds"] for one in runs) / 1e6
+            cells = [spread([final(one) for one in runs]), spread([calibrated(one) for one in runs])]
+            cells += [spread([at_bytes(one, whole / 2) for one in runs])]
+            cells += [spread([to_target(one, target) for one in runs], 1e-6, 1 if moved < 10 else 0)]
+            rows.append([name, str(len(runs)), f"{moved:.2f}", *cells])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _is(line: Line, problem: str, method: str) -> bool:
+    planned = PROBLEMS[problem].rounds
+    return bool((line["problem"], line["method"], line["rounds"]) == (problem, method, planned) and not line["failed"])
+
+
+def text(page: str, stored: Sequence[Line]) -> str:
+    """The page with its tables made anew."""
+    for problem in PROBLEMS:
+        page = replaced(page, problem, table(problem, stored) + "\n", COMMAND, PAGE.name)
+    return page
+
+
+def write() -> None:
+    PAGE.write_text(text(PAGE.read_text("utf-8"), lines()), "utf-8")

@@ -1,0 +1,115 @@
+"""One-vs-all on one network: a trunk that all classes share and one binary head per class.
+
+FedOVA (Zhu et al., IJCNN 2021) trains one network per class; here the classes share all layers but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedge import tree
+from fedge.algorithms.fedavg import FedAvg, State
+from fedge.algorithms.passes import average
+from fedge.core import Batch, Carry, Flow, Loss, Model, Params, Payload, Reply, Task
+from fedge.handle import parameters
+
+HELD = "held"  # the part with one number per class: 1 if the client holds it
+OFF = -30.0  # the bias of a head that is switched off: its probability, and so its gradient, vanishes
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """[...] -> [..., classes], without a look at the values: an engine may record it."""
+    return y.unsqueeze(-1) == torch.arange(classes, device=y.device)
+
+
+def binary_heads(logits: Tensor, y: Tensor) -> Tensor:
+    """sum_i of the cross-entropy of "class i or not", [N]."""
+    wanted = one_hot(y, logits.shape[-1]).to(logits)
+    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedOVA(FedAvg):
+    """FedAvg with ten binary problems on one network, in which a client trains the heads of its own labels alone.
+
+        client k minimises  sum over the labels i that it holds of  BCE(z_i(x), y == i)
+        trunk:   the mean of the updates, weighted by n_k;    head i: that over the clients that hold label i
+        prediction = argmax_i z_i(x)
+
+    A rule that is no mean (`Robust`) would see zeros from clients that do not hold a label: use FedOVA with it.
+
+    The last layer must be linear, with a bias and one output per class. All other fields are FedAvg's.
+
+    Bytes per round, d parameters of b bytes, q classes, cohort c: down c d b, up c (d b + q b + 4).
+    """
+
+    loss: Loss = binary_heads
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.carry_momentum:
+            raise ValueError("carry_momentum mixes heads of clients that hold other labels: leave it off")
+        self._head()
+
+    def _head(self) -> tuple[str, str, int]:
+        """The names of the last layer's weight and bias, and its outputs."""
+        *_, weight, bias = parameters(self.model).items()
+        if weight[1].dim() != 2 or bias[1].shape != weight[1].shape[:1]:
+            raise ValueError(
+                f"the model ends with {weight[0]} and {bias[0]}, it must end with a linear layer with bias"
+            )
+        return weight[0], bias[0], len(bias[1])
+
+    def tasks(self, model: Model) -> Mapping[str, Task]:
+        weight, bias, classes = self._head()
+
+        def counts(sent: Payload, batch: Batch) -> Params:
+            seen = one_hot(batch.y, classes) * batch.mask.unsqueeze(-1)
+            return {"labels": seen.sum(0).to(sent["params"][bias])}
+
+        def nothing(sent: Payload) -> Params:
+            return {"labels": torch.zeros_like(sent["params"][bias])}
+
+        def own(sent: Payload) -> Params:
+            """The parameters with the heads of other labels switched off."""
+            w, held = sent["params"], (sent[HELD]["labels"] > 0).to(sent["params"][bias])
+            off = {weight: w[weight] * held.unsqueeze(-1), bias: w[bias] * held + OFF * (1 - held)}
+            return w | off
+
+        def upload(sent: Payload, carry: Carry) -> Payload:
+            held = (sent[HELD]["labels"] > 0).to(carry["params"][bias])
+            delta = tree.sub(carry["params"], own(sent))
+            heads = {weight: delta[weight] * held.unsqueeze(-1), bias: delta[bias] * held}
+            return {"delta": delta | heads, "holders": {"labels": held}}
+
+        def start(sent: Payload) -> Carry:
+            return train["train"].start({**sent, "params": own(sent)})
+
+        train = self._local().tasks("train", model, upload)
+        labels = average(HELD, counts, nothing, keeps=(HELD,), private=True)
+        return {**train, "labels": labels, "train": replace(train["train"], start=start)}
+
+    def round(self, state: State) -> Flow[State]:
+        flow = super().round(state)
+        ask: Any = next(flow)
+        reply = yield replace(ask, task=("labels", *ask.tasks))
+        try:
+            flow.send(self._by_head(reply))
+        except StopIteration as end:
+            found: State = end.value
+            return found
+        raise AssertionError("FedAvg asks once per round")
+
+    def _by_head(self, reply: Reply) -> Reply:
+        """Every head's mean over its own holders; one that nobody held stays."""
+        weight, bias, _ = self._head()
+        delta, share = reply.mean["delta"], reply.mean["holders"]["labels"]
+        times = torch.where(share > 0, 1 / share.clamp(min=1e-12), 0.0)
+        heads = {weight: delta[weight] * times.unsqueeze(-1), bias: delta[bias] * times}
+        return replace(reply, mean={**reply.mean, "delta": delta | heads})

@@ -1,0 +1,85 @@
+"""The layer on FedOVA's scores: against a dense least-squares solve on the examples themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedge
+from tests.against import clients_of, cohorts_of
+from tests.cases import ragged, toy_data, toy_model
+
+ROUNDS, COHORT, RIDGE = 4, 3, 0.05
+
+
+def inner() -> fedge.FedOVA:
+    return fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), lr=0.2, epochs=2, batch_size=4), classes=3)
+
+
+def phi(scores: Tensor) -> Tensor:
+    return torch.cat([torch.tanh(scores / 4), torch.ones(len(scores), 1, dtype=scores.dtype)], 1)
+
+
+@pytest.mark.parametrize("cohorts", [1, 2])
+def test_the_layer_is_the_ridge_regression_on_the_cohorts_examples(cohorts: int) -> None:
+    federation = ragged(toy_data())
+    algorithm = fedge.Calibrated(inner(), every=2, cohorts=cohorts, ridge=RIDGE)
+    run = fedge.train(algorithm, federation, rounds=ROUNDS, cohort=COHORT, seed=5)
+    plain = fedge.train(inner(), federation, rounds=ROUNDS, cohort=COHORT, seed=5)
+    for name, leaf in plain.params.items():
+        assert torch.equal(run.params[name], leaf), "training is untouched"
+    fresh = (True,) * (1 + cohorts)  # the phase of training, then the ones of calibration
+    asked = cohorts_of(federation, ROUNDS, COHORT, 5, fresh)[-1][1:]
+    clients, second, first = clients_of(federation), 0, 0
+    for cohort in asked:
+        x, y = (torch.cat([clients[k][part] for k in cohort]) for part in (0, 1))
+        features = phi(plain.scores(x))
+        wanted = torch.eye(3, dtype=torch.float64)[y]
+        second = second + features.T @ features / len(y) / cohorts
+        first = first + features.T @ wanted / len(y) / cohorts
+    layer = torch.linalg.solve(second + RIDGE * torch.eye(4, dtype=torch.float64), first)
+    x = federation.data.test_x
+    assert torch.allclose(run.scores(x), phi(plain.scores(x)) @ layer, atol=1e-9)
+    assert torch.allclose(run.module()(x), run.scores(x), atol=1e-9), "and so does the module to take home"
+
+
+def test_between_its_rounds_the_scores_are_the_inner_ones() -> None:
+    federation = ragged(toy_data())
+    run = fedge.train(fedge.Calibrated(inner(), every=2), federation, rounds=3, cohort=COHORT)
+    plain = fedge.train(inner(), federation, rounds=3, cohort=COHORT)
+    x = federation.data.test_x
+    assert torch.equal(run.scores(x), plain.scores(x))
+    assert torch.equal(run.module()(x), plain.module()(x))
+
+
+def test_an_earlier_run_without_it_can_be_continued() -> None:
+    federation = ragged(toy_data())
+    before = fedge.train(inner(), federation, rounds=2, cohort=COHORT)
+    run = fedge.train(fedge.Calibrated(inner(), every=1), federation, rounds=1, cohort=COHORT, start=before)
+    assert run.rounds == 3
+    assert not torch.equal(run.scores(federation.data.test_x), before.scores(federation.data.test_x))
+
+
+def test_models_that_were_trained_apart_become_comparable() -> None:
+    """One class shouts: its scores are shifted by a constant, which least squares takes back."""
+    data = toy_data(600)
+    federation = fedge.Federation(data, [torch.arange(600).numpy()])
+    run = fedge.train(inner(), federation, rounds=1)
+    params = {name: leaf.clone() for name, leaf in run.params.items()}
+    params["fc2.bias"][0, 1] += 20.0
+    shouting = fedge.Run(run.algorithm, run.algorithm.with_params(run.state, params), run.handle)
+    assert (shouting.predict(data.test_x) == data.test_y).double().mean() < 0.7
+    frozen = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), lr=1e-12, epochs=1, batch_size=None), classes=3)
+    again = fedge.train(fedge.Calibrated(frozen, every=1), federation, rounds=1, start=shouting)
+    accuracy = (again.predict(data.test_x) == data.test_y).double().mean()
+    assert accuracy >= (run.predict(data.test_x) == data.test_y).double().mean() - 0.05
+
+
+def test_what_it_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="every is 0, it must be a whole number of at least 1"):
+        fedge.Calibrated(inner(), every=0)
+    with pytest.raises(ValueError, match="scores are calibrated once"):
+        fedge.Calibrated(fedge.Calibrated(inner()))
+    with pytest.raises(ValueError, match="has no noise"):
+        fedge.Calibrated(fedge.Private(fedge.FedAvg(toy_model()), clients=7, expected=3))

@@ -1,0 +1,72 @@
+"""The diet's benchmark: its rows can be run, go on where they were, and its page says what is stored."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedge
+from benchmarks.diet import __main__ as command
+from benchmarks.diet import measure, page
+from benchmarks.diet.methods import METHODS, PROBLEMS
+
+
+def test_the_page_says_what_is_stored() -> None:
+    """If not: `python -m benchmarks.diet --page`."""
+    text = page.PAGE.read_text("utf-8")
+    assert page.text(text, measure.lines()) == text
+
+
+def test_a_short_run_is_kept_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "METHODS", [method for method in METHODS if method.bits == 32][:4])
+    arguments = ["diet", "digits", "--rounds", "2", "--seeds", "0", "--device", "cpu", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    command.main()
+    found = measure.lines(tmp_path)
+    assert [line["method"] for line in found] == [method.name for method in measure.METHODS]
+    assert all(len(line["accuracy"]) == len(line["bytes"]) == 2 for line in found)
+    command.main()
+    assert len(measure.lines(tmp_path)) == len(found), "what is stored is not run again"
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seeds", "1", "--seconds", "0"])
+    command.main()
+    assert len(measure.lines(tmp_path)) == len(found), "no time: nothing is begun"
+
+
+def test_every_method_can_be_built_for_every_problem() -> None:
+    for problem in PROBLEMS.values():
+        for method in METHODS:
+            assert isinstance(method.build(problem, 0), fedge.Algorithm)
+
+
+def line(**more: object) -> dict:
+    """Four rounds of ten bytes; round 2 and 4 calibrated at five bytes more."""
+    plain = {"bytes": [10, 15, 10, 15], "calibration_bytes": [0, 5, 0, 5], "accuracy": [0.2, 0.9, 0.6, 0.8]}
+    return {**plain, "calibrated_every": 2, "rounds": 4, "failed": None, **more}
+
+
+def test_calibration_stands_apart() -> None:
+    one = line()
+    assert page.spent(one) == [10, 20, 30, 40]
+    assert page.curve(one) == [0.2, None, 0.6, None]
+    assert (page.final(one), page.calibrated(one)) == (0.4, 0.8)
+    assert page.at_bytes(one, 25) == 0.2, "two rounds are paid, one of them is not calibrated"
+    assert page.to_target(one, 0.5) == 30
+    assert page.to_target(one, 0.7) is None, "only with calibration"
+    assert page.calibrated(line(calibrated_every=None)) is None
+
+
+def test_the_table_has_what_was_run() -> None:
+    runs = [
+        line(problem="digits", method=method, seed=seed, rounds=50)
+        for method in ("FedAvg", "SharedOVA")
+        for seed in (0, 1)
+    ]
+    runs.append(line(problem="digits", method="FedOVA", seed=0, rounds=50, failed="it diverged"))
+    rows = [row.strip("| ").split(" | ") for row in page.table("digits", json.loads(json.dumps(runs))).splitlines()]
+    assert [row[0] for row in rows[2:]] == ["FedAvg", "SharedOVA"]
+    assert rows[2][1] == "2"
+    assert rows[2][3:5] == ["40.0 ± 0.0", "80.0 ± 0.0"]
+    assert page.table("kws", runs) == "Not run yet."

@@ -1,0 +1,55 @@
+"""One trunk with a binary head per class, against a plain float64 loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fedge
+from fedge.algorithms.shared_ova import binary_heads
+from tests.against import clients_of, cohorts_of, order_of
+from tests.cases import close, ragged, toy_data, toy_model
+from tests.reference.shared_ova import shared_ova
+
+COMMON = {"lr": 0.2, "epochs": 2}
+ROUNDS, COHORT = 5, 3
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_against_the_plain_loop(batch_size: int | None) -> None:
+    """With cohorts of three of seven clients: in some rounds nobody holds a class."""
+    model, federation = toy_model(), ragged(toy_data())
+    algorithm = fedge.SharedOVA(model, batch_size=batch_size, **COMMON)
+    run = fedge.train(algorithm, federation, rounds=ROUNDS, cohort=COHORT, seed=9)
+    cohorts, order = cohorts_of(federation, ROUNDS, COHORT, seed=9), order_of(federation, 9)
+    clients = clients_of(federation)
+    held = [{int(label) for k in cohort for label in clients[k][1]} for (cohort,) in cohorts]
+    assert any(len(one) < 3 for one in held), "else a head that nobody holds is not tested"
+    params = shared_ova(model, clients, cohorts, order, batch_size=batch_size, **COMMON)
+    assert close(run.params, params) < 1e-9
+
+
+def test_a_head_that_nobody_holds_stays_and_the_trunk_does_not_see_it() -> None:
+    data = toy_data()
+    only = torch.nonzero(data.train_y < 2).flatten().numpy()
+    run = fedge.train(fedge.SharedOVA(toy_model(), **COMMON), fedge.Federation(data, [only]), rounds=2)
+    first = dict(toy_model().named_parameters())
+    assert torch.equal(run.params["fc2.weight"][2], first["fc2.weight"][2])
+    assert torch.equal(run.params["fc2.bias"][2], first["fc2.bias"][2])
+    assert not torch.equal(run.params["fc2.bias"][:2], first["fc2.bias"][:2])
+
+
+def test_the_loss_is_the_sum_of_binary_ones() -> None:
+    logits, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 2, 1, 2])
+    p = torch.sigmoid(logits)
+    wanted = torch.eye(3, dtype=torch.float64)[y]
+    plain = -(wanted * p.log() + (1 - wanted) * (1 - p).log()).sum(1)
+    assert torch.allclose(binary_heads(logits, y), plain)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="it must end with a linear layer with bias"):
+        fedge.SharedOVA(nn.Sequential(nn.Linear(6, 3, bias=False), nn.GroupNorm(1, 3)))
+    with pytest.raises(ValueError, match="carry_momentum mixes heads"):
+        fedge.SharedOVA(toy_model(), momentum=0.9, carry_momentum=True)
