@@ -70,3 +70,21 @@ def test_the_table_has_what_was_run() -> None:
     assert rows[2][1] == "2"
     assert rows[2][3:5] == ["40.0 ± 0.0", "80.0 ± 0.0"]
     assert page.table("kws", runs) == "Not run yet."
+
+
+def test_the_answer_compares_the_cheapest_of_both() -> None:
+    def run(method: str, each: int) -> dict:
+        return line(
+            problem="digits", method=method, seed=0, rounds=50, bytes=[each] * 4, calibration_bytes=[0] * 4,
+            accuracy=[0.2, 0.9, 0.9, 0.9], calibrated_every=None,
+        )  # fmt: skip
+
+    runs = [run("FedAvg", 10_000_000), run("FedAvg, half width", 4_000_000), run("FedOVA", 20_000_000)]
+    assert "FedOVA, needs 40.0 MB; the cheapest FedAvg (FedAvg, half width) 8.0, FedAvg as it is 20.0" in _flat(runs)
+    assert "FedOVA is behind" in _flat(runs)
+    assert "FedOVA is ahead" in _flat([*runs, run("FedOVA, quarter width", 1_000_000)])
+    assert page.answer(runs[:2]) == "", "nothing to compare"
+
+
+def _flat(runs: list[dict]) -> str:
+    return " ".join(page.answer(runs).split())

@@ -35,8 +35,8 @@ from .sweeps import FILES, facts, fake, row, said
 @pytest.mark.parametrize("dataset", DATASETS)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_file_is_an_experiment_with_its_cells_in_the_paper(name: str, dataset: str) -> None:
-    only = {"batch-epochs": "fmnist", "server-step": "cifar10"}
-    if only.get(name, dataset) != dataset:
+    only = {"batch-epochs": ["fmnist"], "server-step": ["cifar10"], "splits": ["fmnist", "kws"]}
+    if dataset not in only.get(name, [dataset]):
         assert entries(name, dataset, [0]) == []
         return
     wanted = entries(name, dataset, [0, 1])
@@ -75,7 +75,7 @@ SETTING = {
 def test_the_files_have_the_paper_s_setting(dataset: str) -> None:
     """K = 100, E = 5, B = 15 and so on, unless the cell or the label says otherwise."""
     data, model = SETTING[dataset]
-    for name in (*EXPERIMENTS, "tune"):
+    for name in (*(one for one in EXPERIMENTS if one != "splits"), "tune"):
         for entry in entries(name, dataset, [0]):
             config = entry.config
             assert (config["data"]["name"], config["model"]["name"]) == (data, model), entry
@@ -95,6 +95,20 @@ def test_the_files_have_the_paper_s_setting(dataset: str) -> None:
             assert not averaged or "'window': 20" in str(config["algorithm"]), entry
             if "sharing" in entry.label:
                 assert config["algorithm"]["beta"] == float(entry.label.split()[2]) / 100, entry
+
+
+@pytest.mark.parametrize("dataset", ["fmnist", "kws"])
+def test_other_splits_have_the_paper_s_setting_but_for_the_split(dataset: str) -> None:
+    wanted = {"iid": ("iid", None), "dirichlet0.1": ("dirichlet", 0.1), "dirichlet0.5": ("dirichlet", 0.5)}
+    paper = {entry.label: entry.config for entry in entries("noniid", dataset, [0]) if entry.cell.endswith("l2")}
+    found = entries("splits", dataset, [0])
+    assert {entry.cell for entry in found} == {f"{dataset}-{name}" for name in wanted}
+    for entry in found:
+        partition = entry.config["partition"]
+        assert (partition["kind"], partition.get("alpha")) == wanted[entry.cell.split("-", 1)[1]]
+        assert partition["clients"] == 100
+        for part in ("data", "model", "train", "algorithm"):
+            assert entry.config[part] == paper[entry.label][part], entry
 
 
 def test_the_paper_s_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 
 from benchmarks.readme import replaced
 
@@ -87,6 +88,32 @@ def table(problem: str, stored: Sequence[Line]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def answer(stored: Sequence[Line]) -> str:
+    """One line per problem: the cheapest FedOVA and the cheapest FedAvg to the target, and what FedAvg itself needs."""
+    return "\n".join(
+        fill(f"- {said}", 120, subsequent_indent="  ") for one in PROBLEMS if (said := _short(one, stored))
+    )
+
+
+def _short(problem: str, stored: Sequence[Line]) -> str:
+    costs: dict[str, dict[str, float]] = {"avg": {}, "ova": {}, "shared": {}}
+    for method in METHODS:
+        found = [to_target(one, PROBLEMS[problem].target) for one in stored if _is(one, problem, method.name)]
+        known = [one for one in found if one is not None]
+        if known and len(known) == len(found):
+            costs[method.kind][method.name] = mean(known) / 1e6
+    if not costs["avg"] or not costs["ova"]:
+        return ""
+    ours, base = (min(costs[kind].items(), key=lambda item: item[1]) for kind in ("ova", "avg"))
+    plain = costs["avg"].get("FedAvg")
+    itself = "" if plain is None else f", FedAvg as it is {plain:,.1f}"
+    word = "ahead" if ours[1] < base[1] else "behind"
+    return (
+        f"**{NAMES[problem]}**, to {100 * PROBLEMS[problem].target:g} %: {ours[0]}, needs {ours[1]:,.1f} MB; the "
+        f"cheapest FedAvg ({base[0]}) {base[1]:,.1f}{itself}. Per byte FedOVA is {word}."
+    )
+
+
 def _is(line: Line, problem: str, method: str) -> bool:
     planned = PROBLEMS[problem].rounds
     return bool((line["problem"], line["method"], line["rounds"]) == (problem, method, planned) and not line["failed"])
@@ -94,6 +121,7 @@ def _is(line: Line, problem: str, method: str) -> bool:
 
 def text(page: str, stored: Sequence[Line]) -> str:
     """The page with its tables made anew."""
+    page = replaced(page, "answer", answer(stored) + "\n", COMMAND, PAGE.name)
     for problem in PROBLEMS:
         page = replaced(page, problem, table(problem, stored) + "\n", COMMAND, PAGE.name)
     return page

@@ -26,7 +26,7 @@ def claims(entries: Sequence[Entry], store: Store) -> list[Claim]:
             by_cell.setdefault(name, {})[label] = cell
     kind = entries[0].experiment
     lines = list[Claim]()
-    if kind in ("noniid", "sharing", "clients"):
+    if kind in ("noniid", "sharing", "clients", "splits"):
         for name, row in by_cell.items():
             lines += _in_a_cell(name, row)
     if kind == "noniid":

@@ -39,14 +39,19 @@ def at_bytes(line: Line, budget: float) -> float | None:
     return mean(seen) if seen else None
 
 
-def gradients(config: dict[str, Any]) -> float:
-    """Gradients of single examples that the cohort computes per round: passes over its examples, by binary model."""
+def gradients(config: dict[str, Any]) -> float | None:
+    """Gradients of single examples that the cohort computes per round: passes over its examples, by binary model.
+
+    None if clients hold different numbers of labels.
+    """
     algorithm, partition = config["algorithm"], config["partition"]
     inner, shared, rows = innermost(algorithm), 0.0, 1
     while isinstance(algorithm, dict):
         shared = max(shared, algorithm.get("beta", 0.0) if algorithm["name"] == "data_sharing" else 0.0)
         rows = partition.get("labels", CLASSES) if algorithm["name"] == "fedova" else rows
         algorithm = algorithm.get("inner")
+    if partition["kind"] not in ("iid", "labels_per_client"):
+        return None
     examples = EXAMPLES[config["data"]["name"]] * config["train"]["cohort"] / partition["clients"]
     return float(examples * (1 + shared) * rows * (inner["epochs"] + EXTRA.get(inner["name"], 0)))
 
@@ -89,8 +94,8 @@ class Costs:
         return None if rounds is None else mean(_spent(self.lines, rounds))
 
     def gradients_to(self, target: float) -> float | None:
-        rounds = self.reached(target)
-        return None if rounds is None else mean(rounds) * gradients(self.cell.entry.config)
+        rounds, each = self.reached(target), gradients(self.cell.entry.config)
+        return None if rounds is None or each is None else mean(rounds) * each
 
 
 def _spent(lines: Sequence[Line], rounds: Sequence[int]) -> list[float]:

@@ -42,7 +42,8 @@ seeds; *gradients* are those of single examples. Settings and hardware: [appendi
 
 {claims}
 
-The theorems are judged in [theory](theory.md).
+The theorems are judged in [theory](theory.md), classes that appear during training in [a new class](new-class.md), and
+FedOVA with fewer bytes in [FedOVA on a diet](diet.md).
 
 {sections}
 

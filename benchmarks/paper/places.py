@@ -17,8 +17,9 @@ from fedge.experiment import ExperimentError
 from fedge.sweep import Entry, Files
 from fedge.sweep.files import Setting
 
-EXPERIMENTS = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs", "clipped", "server-step")
-BEYOND = ("clipped", "server-step")  # what the paper does not have
+PAPER_S = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
+BEYOND = ("clipped", "server-step", "splits")  # what the paper does not have
+EXPERIMENTS = (*PAPER_S, *BEYOND)
 # Where a method was not tuned itself (CIFAR-10), it takes the step size of the method whose local work it does.
 BACKBONES = {"FedOVA": "FedAvg", "Data sharing 5 %": "FedAvg", "Data sharing 10 %": "FedAvg"}
 DATASETS = ("fmnist", "cifar10", "kws")

@@ -9,6 +9,7 @@ from fedge.sweep.entries import Entry, step_of
 from fedge.sweep.store import Line, Store, collapsed
 
 from .places import paper, stated
+from .strict import JUDGED, fell
 
 NOT_RUN = "not run"
 NOTHING = "–"
@@ -94,6 +95,9 @@ class Cell:
 
 
 def is_good(line: Line) -> bool:
+    """Whether a run counts: by the rule that its experiment was begun with."""
+    if line.get("experiment") in JUDGED:
+        return not fell(line)
     return not line["failed"] and not collapsed(line)
 
 

@@ -1,0 +1,1 @@
+"""A class that appears during training: `python -m benchmarks.new_class`."""
