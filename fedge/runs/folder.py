@@ -59,6 +59,8 @@ LATER: dict[str, tuple[Any, ...]] = {
     "per_client": (False,),
     "loss": ("cross_entropy",),
     "width": (1.0,),
+    "server_lr_decay": (1.0,),
+    "server_warmup": (0,),
 }  # fields that came after the first runs, and the values with which they do nothing
 HEAT_MAP_CLIENTS = 1000
 BEST = "best.pt"
