@@ -213,23 +213,31 @@ def test_joules_of_those_who_leave() -> None:
     assert until == pytest.approx([0.0, 0.5, 1.0 + 4.0, 1.0 + 6.0 + 2.0, 1.0 + 6.0 + 4.0])
 
 
-KILLED = TOML.replace(
-    'name = "fedavg"\nepochs = 1',
-    'name = "fedbuff"\nbuffer = 2\n[algorithm.inner]\nname = "fedova"\n'
-    '[algorithm.inner.inner]\nname = "fedavg"\nepochs = 1',
-)
-KILLED = (
-    KILLED.replace("rounds = 4", "rounds = 300").replace("checkpoint_every = 2", "checkpoint_every = 5")
-    + "[edge]\nspread = 10"
-)
+INNER = '[algorithm.inner]\nname = "fedova"\n[algorithm.inner.inner]\nname = "fedavg"\nepochs = 1\n'
+POLICY = 'name = "fedavg"\nepochs = 1\n[edge]\nspread = 10\nstay = 2.0\npolicy = '
+KILLED = {
+    "fedbuff": f'name = "fedbuff"\nbuffer = 2\n{INNER}[edge]\nspread = 10\n',
+    "fedasync": f'name = "fedasync"\n{INNER}[edge]\nspread = 10\nstay = 2.0\n',
+    "deadline": POLICY + '{name = "deadline", seconds = 0.09}\n',
+    "first_of": POLICY + '{name = "first_of", count = 4}\n',
+    "partial_work": POLICY + '{name = "partial_work", seconds = 0.0745}\n',
+}
 
 
-def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+def killed(name: str, rounds: int) -> str:
+    text = TOML.replace('name = "fedavg"\nepochs = 1\n', KILLED[name])
+    text = text.replace("checkpoint_every = 2", "checkpoint_every = 5")
+    return text.replace("rounds = 4", f"rounds = {rounds}")
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_that_was_killed_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     """kill -9 in the middle, twice."""
-    (tmp_path / "experiment.toml").write_text(KILLED)
+    (tmp_path / "experiment.toml").write_text(killed(name, 60))
     words = [sys.executable, "-m", "fedge", "run", str(tmp_path / "experiment.toml"), "--quiet", "--no-report"]
-    words += ["--set", "train.rounds=40", "--out", str(tmp_path / "killed")]
-    rounds, seen = tmp_path / "killed/fedbuff/rounds.jsonl", 0
+    words += ["--out", str(tmp_path / "killed")]
+    label, seen = name if name.startswith("fed") else "fedavg", 0
+    rounds = tmp_path / "killed" / label / "rounds.jsonl"
     for more in ([], ["--resume"]):
         process = subprocess.Popen([*words, *more], env={**os.environ, "OMP_NUM_THREADS": "1"})
         while process.poll() is None and (not rounds.exists() or rounds.read_bytes().count(b"\n") < seen + 7):
@@ -237,12 +245,16 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
         seen = rounds.read_bytes().count(b"\n")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert not (tmp_path / "killed/fedbuff/summary.json").exists()
-    text = KILLED.replace("rounds = 300", "rounds = 40")
-    (resumed,) = compare(parse(tomllib.loads(text)), tmp_path / "killed", resume=True)
-    (whole,) = compare(parse(tomllib.loads(text)), tmp_path / "whole")
+    assert not (rounds.parent / "summary.json").exists()
+    (resumed,) = compare(parse(tomllib.loads(killed(name, 60))), tmp_path / "killed", resume=True)
+    (whole,) = compare(parse(tomllib.loads(killed(name, 60))), tmp_path / "whole")
+    assert resumed.run is not None
+    assert whole.run is not None
     assert close(whole.run.params, resumed.run.params) == 0
     assert whole.run.ledger.rows == resumed.run.ledger.rows
+    drops = [record["dropped"] for record in whole.run.history]
+    assert drops == [record["dropped"] for record in resumed.run.history]
+    assert any(drops) == (name != "fedbuff"), "nobody was late, and nobody left"
 
 
 def test_bytes_and_joules_by_hand() -> None:
@@ -293,7 +305,7 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
 
 
 def test_an_experiment_without_devices_says_so(tmp_path: Path) -> None:
-    text = KILLED.split("[edge]")[0]
+    text = killed("fedbuff", 4).split("[edge]")[0]
     with pytest.raises(ExperimentError, match=r"fedbuff: FedBuff needs to know .* table \[edge\]"):
         compare(parse(tomllib.loads(text)), tmp_path / "a")
 
