@@ -11,6 +11,7 @@ import torch
 import fedge
 from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
+from fedge.engine.uploads.sizes import Losses
 from fedge.engine.uploads.streaming import Sums
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.lossy import Lossy
@@ -539,3 +540,35 @@ def test_one_ask_of_two_without_a_good_upload_skips_the_round(kind) -> None:
     run = fedge.train(algorithm, federation, rounds=6, cohort=1, seed=1, link=Spoilt(algorithm, federation))
     skipped = [record["round"] for record in run.history if "skipped" in record]
     assert skipped == [record["round"] for record in run.history if record["cohort"] == [2]] != []
+
+
+def test_who_claims_many_rows_does_not_set_the_limits_of_losses() -> None:
+    """Clients 0 and 1 have a row each, and client 2 three: the limits are those of the middle one of three clients."""
+    losses, said = Losses(), torch.tensor([[2.0, 4.0], [3.0, 5.0], *[[-1e36, 1e36]] * 3])
+    upload = {"losses": {"at": said}}
+    assert losses.note("losses", upload, ("losses",), [0, 1, 2, 2, 2], 1000.0).tolist() == [False] * 2 + [True] * 3
+    found = losses.limited("losses", upload, ("losses",), 1000.0)["losses"]["at"]
+    assert found.tolist() == [[2.0, 4.0], [3.0, 5.0], *[[-2000.0, 5000.0]] * 3]
+
+
+def test_who_claims_many_rows_does_not_set_what_is_usual() -> None:
+    """One of three clients claims all classes, so most uploads are its own: it is still one client of three."""
+    data = toy_data()
+    chosen = [torch.nonzero(data.train_y == label).flatten()[:9].tolist() for label in (0, 1, 2)]
+    federation = fedge.Federation(data, chosen)
+    algorithm = fedge.FedOVA(fedge.FedAvg(large_model(2), lr=0.1, epochs=1), classes=3)
+
+    class Greedy(Loopback):
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            for uploads in answer.values() if client == 2 else ():
+                for upload, _ in uploads:
+                    for part, leaves in upload.items():
+                        upload[part] = {name: torch.full_like(leaf, 1e30) for name, leaf in leaves.items()}
+            return wire.encode(answer)
+
+    link = Greedy(algorithm, federation)
+    link.directory.told(2, [0, 1, 2])
+    run = fedge.train(algorithm, federation, rounds=1, link=link)
+    assert {drop["client"] for drop in run.history[0]["dropped"]} == {2}
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1e3

@@ -63,7 +63,8 @@ def _line(news: dict[str, Any]) -> str:
         dropped = "".join(f"; client {d['client']} dropped in '{d['task']}': {d['reason']}" for d in record["dropped"])
         accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f", test accuracy {accuracy:.3f}"
-        return f"{head}round {record['round']}, {record['seconds']:.1f} s{shown}{dropped}"
+        skipped = "; the round is skipped" if "skipped" in record else ""
+        return f"{head}round {record['round']}, {record['seconds']:.1f} s{shown}{dropped}{skipped}"
     if timing := news.get("timing"):
         parts = f"{timing['start']:.1f} s to start, {timing['work']:.1f} s of work"
         return f"{head}round {timing['round']}, phase {timing['phase']}: {timing['seconds']:.1f} s, of these {parts}"

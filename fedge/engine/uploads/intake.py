@@ -50,7 +50,7 @@ class Intake:
     def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None, wait: bool = False) -> None:
         self.total, self.limits = new_total(ask, task), limits
         self.max_ratio, self.wait = None if ask.combine.bounds else max_ratio, wait
-        self._usual, self._losses = Usual(), Losses()
+        self._usual, self._losses, self._by_row = Usual(), Losses(), task.rows is not None
         self._held: list[Held] = []
 
     def compared_with(self, usual: Usual) -> None:
@@ -68,10 +68,10 @@ class Intake:
         trial = None if wait else tried(self.total, jobs, positions, uploads, self.limits)
         rows = [row for name, (upload, _) in uploads.items() for row in sizes(upload, self._parts(name))]
         found, fits = read(rows, jobs_here, None if trial is None else trial.fits)
-        self._usual.note(found)
+        self._usual.note(found, jobs.clients.tolist() if self._by_row else None)
         few = self.wait or self._usual.count < FIRST
         doubt = [True] * jobs_here if few else self._usual.doubts(found, self.max_ratio / SURE)
-        doubt = [one or more for one, more in zip(doubt, self._loud(uploads), strict=True)]
+        doubt = [one or more for one, more in zip(doubt, self._loud(jobs, uploads), strict=True)]
         whole = Held(jobs, positions, uploads, found)
         if not any(doubt):
             return self._add(whole, trial if fits else None)
@@ -96,14 +96,16 @@ class Intake:
     def _parts(self, task: str) -> tuple[str, ...]:
         return self.limits.tasks[task].losses
 
-    def _loud(self, uploads: dict[str, Upload]) -> list[bool]:
+    def _loud(self, jobs: Jobs, uploads: dict[str, Upload]) -> list[bool]:
         """Which jobs hold a loss that may have to be limited."""
         assert self.max_ratio is not None
         found: list[list[bool]] = []
         for name, (upload, weight) in uploads.items():
             losses = self._parts(name)
-            noted = self._losses.note(name, upload, losses, self.max_ratio).tolist() if losses else None
-            found.append(noted or [False] * len(weight))
+            noted = [False] * len(weight)
+            if losses:
+                noted = self._losses.note(name, upload, losses, jobs.clients.tolist(), self.max_ratio).tolist()
+            found.append(noted)
         return [any(job) for job in zip(*found, strict=True)]
 
     def _add(self, some: Held, trial: Trial | None = None) -> Refused:

@@ -2,8 +2,9 @@
 
 The size of an upload is its largest magnitude: of its large parts, those with at least 64 numbers (or the largest one
 there is), and apart from them of the small ones beside these, such as counters. What is usual is the lower median over
-the uploads of an ask, so that one of two cannot raise it. It is taken among those that are not 0 if most are, and for
-small parts it is at least 1.
+the clients of an ask, so that one of two cannot raise it; of a client with several rows (FedOVA) over its rows first,
+so that who claims many has no more say. It is taken among those that are not 0 if most are, and for small parts it is
+at least 1.
 
 Losses at candidates (`Task.losses`) are no measure of a client: a candidate may overflow at one client alone. A number
 that is far beyond the median of its place, or not finite, counts for so much that the candidate is not chosen:
@@ -14,7 +15,7 @@ that is far beyond the median of its place, or not finite, counts for so much th
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 
 import torch
 from torch import Tensor
@@ -32,25 +33,40 @@ class Usual:
     """The sizes of the uploads of an ask so far."""
 
     def __init__(self) -> None:
-        self._known: list[list[float]] = []  # two per task, ascending
+        self._known: list[list[float]] = []  # two per task: one size per client, ascending
+        self._rows: list[dict[int, list[float]]] = []  # two per task: the sizes of every client, ascending
 
     @property
     def count(self) -> int:
         return len(self._known[0]) if self._known else 0
 
-    def note(self, sizes: list[list[float]]) -> None:
-        """More uploads: two lists per task, by job."""
+    def note(self, sizes: list[list[float]], clients: list[int] | None = None) -> None:
+        """More uploads: two lists per task, by job; and whose they are, if clients have several."""
         self._known = self._known or [[] for _ in sizes]
+        if clients is not None:
+            self._note_rows(sizes, clients)
+            return
         for known, new in zip(self._known, sizes, strict=True):
             known += new if math.isfinite(sum(new)) else filter(math.isfinite, new)
             known.sort()
+
+    def _note_rows(self, sizes: list[list[float]], clients: list[int]) -> None:
+        self._rows = self._rows or [{} for _ in sizes]
+        for known, rows, new in zip(self._known, self._rows, sizes, strict=True):
+            for size, client in zip(new, clients, strict=True):
+                if math.isfinite(size):
+                    mine = rows.setdefault(client, [])
+                    if mine:
+                        known.pop(bisect_left(known, _lower(mine)))
+                    insort(mine, size)
+                    insort(known, _lower(mine))
 
     def doubts(self, sizes: list[list[float]], ratio: float) -> list[bool]:
         """Which uploads, of those noted last, have a size `beyond` so much."""
         found = [False] * len(sizes[0])
         for place, (new, known) in enumerate(zip(sizes, self._known, strict=True)):
             most = ratio * _usual(place, known)
-            if most and known and known[-1] > most:  # else nobody's
+            if most and known and (self._rows or known[-1] > most):  # else nobody's
                 found = [one or most < size < math.inf for one, size in zip(found, new, strict=True)]
         return found
 
@@ -110,14 +126,16 @@ class Losses:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], list[Params]] = {}
+        self._whose: dict[tuple[str, str], list[int]] = {}
 
-    def note(self, task: str, upload: Payload, losses: tuple[str, ...], ratio: float) -> Tensor:
+    def note(self, task: str, upload: Payload, losses: tuple[str, ...], clients: list[int], ratio: float) -> Tensor:
         """Keep those of some jobs; which of these hold a number that may be beyond the limits, [J]."""
         like = next(iter(next(iter(upload.values())).values()))
         doubtful = torch.zeros(len(like), dtype=torch.bool, device=like.device)
         for name in losses:
             part = upload.get(name, {})
             self._seen.setdefault((task, name), []).append(part)
+            self._whose.setdefault((task, name), []).extend(clients)
             for leaf in part.values():
                 doubtful |= ~(leaf.reshape(len(leaf), -1).abs() <= ratio).all(1)  # NaN is
         return doubtful
@@ -129,17 +147,23 @@ class Losses:
             if name in upload:
                 seen = self._seen[task, name]
                 found[name] = {
-                    key: _within(leaf, torch.cat([part[key] for part in seen]), ratio)
+                    key: _within(leaf, torch.cat([part[key] for part in seen]), self._whose[task, name], ratio)
                     for key, leaf in upload[name].items()
                 }
         return found
 
 
-def _within(leaf: Tensor, everybody: Tensor, ratio: float) -> Tensor:
-    """[J, ...] between the limits that all jobs' numbers [C, ...] set, place by place; what is not finite is bad."""
+def _middle(numbers: Tensor) -> Tensor:
+    """The lower median over the first axis."""
+    return numbers.sort(0).values[(len(numbers) - 1) // 2]
+
+
+def _within(leaf: Tensor, everybody: Tensor, clients: list[int], ratio: float) -> Tensor:
+    """[J, ...] between the limits that all clients' numbers [C, ...] set, place by place; what is not finite is bad."""
     most = min(torch.finfo(leaf.dtype).max, torch.finfo(sum_type(leaf)).max / len(everybody) / HEAVY)
     finite = torch.nan_to_num(everybody.double(), nan=torch.inf, neginf=torch.inf)
-    median = finite.sort(0).values[(len(finite) - 1) // 2].abs()
+    owners = torch.tensor(clients, device=finite.device)
+    median = _middle(torch.stack([_middle(finite[owners == one]) for one in owners.unique()])).abs()
     high = (ratio * median.clamp(min=1.0)).clamp(max=most)
     low = -(ratio * median.amin().clamp(min=1.0)).clamp(max=most)
     bad = torch.nan_to_num(leaf.double(), nan=torch.inf, neginf=torch.inf)
