@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import fedge
+from fedge.cli.app import app
 from fedge.report import read, write_report
 from fedge.report.curves import headline
 from fedge.runs import checkpoint
@@ -199,6 +201,8 @@ def test_a_sweep_says_that_a_run_diverged(tmp_path: Path) -> None:
     assert states[0.1] == ("done", None)
     assert states[1e6][0] == "failed"
     assert "it diverged" in states[1e6][1]
+    shown = CliRunner().invoke(app, ["sweep", "show", str(tmp_path / "out")])
+    assert "2 runs: 1 done, 1 failed" in shown.output
 
 
 def test_an_lstm_is_exported_without_a_warning(tmp_path: Path) -> None:
