@@ -404,7 +404,6 @@ def test_a_link_of_another_algorithm_is_refused() -> None:
     ("options", "message"),
     [
         ({"precision": "tf32"}, "precision is 'tf32', which is for CUDA devices"),
-        ({"compile": True}, "compile is for CUDA devices"),
         ({"device": "cuda:99"}, "device is 'cuda:99', torch has here: cpu"),
         ({"device": "gpu"}, "device is 'gpu', it must be"),
         ({"chunk": 0}, r'chunk is 0, it must be a whole number of at least 1, or None \("none" in a file\)$'),
@@ -413,6 +412,11 @@ def test_a_link_of_another_algorithm_is_refused() -> None:
 def test_what_a_device_does_not_have_is_said(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fedge.train(algorithms(False)["fedavg"], problem(False), rounds=1, engine=fedge.Engine(**options))
+
+
+def test_convolutions_are_not_compiled_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match="compile is for CUDA devices, and on a CPU for models without convolutions"):
+        fedge.train(algorithms(True)["fedavg"], problem(True), rounds=1, engine=fedge.Engine(compile=True))
 
 
 def test_the_engine_s_options_are_train_s_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(self: Any, args: Any, compile: bool) -> Any:
         """What `Traced._record` does on a GPU."""
         leaves, spec = nest.flatten(args)
-        leaves, first = trace._apart(leaves), len(nest.leaves(args[0]))
+        leaves, first = trace.apart(leaves), len(nest.leaves(args[0]))
         layout = str([spec, [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]])
         if layout not in graphs:
             graphs[layout] = self._graph(leaves, spec)
@@ -209,6 +209,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
     monkeypatch.setattr(captured, "_COMPILED", {})
     monkeypatch.setitem(trace.WARM, "cpu", 1)
+    monkeypatch.setattr(folding.Folding, "_in_c", False)
     monkeypatch.setattr(folding, "Stacked", lambda *args, coarse: fold.Stacked(*args, coarse=True))
 
 
@@ -399,3 +400,18 @@ def test_large_clients_are_shuffled_as_small_ones() -> None:
         assert (wanted != within).any()
         assert (batches._in_order(segment, key, within, int(lengths.max())) == wanted).all()
         assert (batches._in_order(segment, key, within, 1 << 30) == wanted).all()
+
+
+def test_what_is_spent_is_overwritten_only_if_nothing_else_lies_there() -> None:
+    """A carry that shares its memory with what was sent must not take the difference of the two."""
+
+    def difference(sent: dict[str, Tensor], carry: dict[str, Tensor]) -> Tensor:
+        return carry["w"] - sent["w"]
+
+    run = trace.Replayed(difference, spends=1)
+    for _ in range(10):
+        sent, carry = {"w": torch.ones(3)}, {"w": torch.full((3,), 3.0)}
+        assert run(sent, carry).tolist() == [2.0] * 3
+    assert carry["w"].tolist() == [2.0] * 3, "recorded, and written in place"
+    assert run(sent, sent).tolist() == [0.0] * 3
+    assert sent["w"].tolist() == [1.0] * 3

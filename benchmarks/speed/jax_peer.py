@@ -1,6 +1,6 @@
 """The peer of workloads B and C: FedAvg of a 64-32-10 MLP as one hand-written JAX program (vmap, scan, jit).
 
-    python jax_peer.py FILE    the workload is in FILE (.npz); a number of rounds per line in, seconds per round out
+    python jax_peer.py FILE    the workload is in FILE (.npz); rounds per line in, CPU seconds per round out
 
 Needs JAX alone. The whole round is one compiled call: clients by vmap, local steps by scan, orders drawn on the device,
 and the weighted mean. It checks no upload and counts no bytes. `benchmarks.speed.peers` starts it.
@@ -66,13 +66,13 @@ def main(file: str) -> None:
     rng, key = np.random.default_rng(0), jax.random.key(0)
     for line in sys.stdin:
         rounds = int(line)
-        begin = time.perf_counter()
+        begin = time.process_time()
         for number in range(rounds):
             drawn = rng.choice(len(sizes), cohort, replace=False)
             address = jax.random.fold_in(key, number)
             params = one_round(params, x, y, index, sizes, drawn, address, epochs=epochs, batch=batch, lr=lr)
         jax.block_until_ready(params)
-        print((time.perf_counter() - begin) / rounds, flush=True)
+        print((time.process_time() - begin) / rounds, flush=True)
 
 
 if __name__ == "__main__":

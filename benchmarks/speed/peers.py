@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.speed.peers --jax /path/to/a/python/with/jax [B C]
 
 Ours checks every upload, draws by address and keeps the ledger; the peer does none of it. Two processes, one of which
-waits while the other works; medians are compared and kept in jax.json.
+waits while the other works; medians of their CPU time, on which other work on the machine has little influence, are
+compared and kept in jax.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 from fedge.bench import WORKLOADS
-from fedge.bench.timing import Round, timed
+from fedge.bench.timing import Round
 from fedge.handle import parameters
 from fedge.runs.folder import versions
 
@@ -71,17 +73,26 @@ class Peer:
         self.process.communicate()
 
 
+def spent(ours: Round, rounds: int) -> float:
+    """CPU seconds per round of this process."""
+    with ours.working():
+        begin = time.process_time()
+        for _ in range(rounds):
+            ours()
+        return (time.process_time() - begin) / rounds
+
+
 def compare(name: str, python: str, turns: int = TURNS, span: float = SPAN) -> dict[str, Any]:
     """Seconds per round of both sides, turn by turn."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        peer, ours = Peer(python, name, Path(folder)), Round(WORKLOADS[name], "cpu")
+        peer, ours = Peer(python, name, Path(folder)), Round(WORKLOADS[name], "cpu", compile=True)
         try:
             peer(3)
             for _ in range(30):
                 ours()
-            counts = [max(1, round(span / peer(10))), max(1, round(span / timed(ours, "cpu", 10)))]
-            pairs = [(timed(ours, "cpu", counts[1]), peer(counts[0])) for _ in range(turns)]
+            counts = [max(1, round(span / peer(10))), max(1, round(span / spent(ours, 10)))]
+            pairs = [(spent(ours, counts[1]), peer(counts[0])) for _ in range(turns)]
         finally:
             peer.close()
     return {"workload": name, "seconds": [a for a, _ in pairs], "jax": [b for _, b in pairs]}

@@ -34,7 +34,7 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that are timed; the median counts.")] = 5,
     precision: Annotated[str, typer.Option(help="fp32, or tf32 or bf16 on a GPU.")] = "fp32",
-    compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps (GPU): slower start.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps: slower start.")] = False,
     plain: Annotated[bool, typer.Option("--plain/--no-plain", help="Time the plain loop too.")] = True,
     agree: Annotated[bool, typer.Option("--check", help="Compare all engines' results; names: algorithms.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Where a round's time goes, section by section.")] = False,

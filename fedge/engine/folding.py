@@ -103,10 +103,16 @@ class Folding(Choosing):
         schedule = Schedule(limited, examples, sizes, client_keys(at, clients), slots, most)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
-            coarse = self.device.type == "cuda"
-            self._folds[kind] = Stacked(task, dims, self.compile, self.most, coarse=coarse)
+            gpu = self.device.type == "cuda"
+            in_c = {"native": True} if self._in_c else {}
+            self._folds[kind] = Stacked(task, dims, self.compile and not in_c, self.most, coarse=gpu, **in_c)
         draws = None if draws is None else draws.to(self.device)
         return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
+
+    @property
+    def _in_c(self) -> bool:
+        """Whether steps become C programs: compilation on a CPU."""
+        return self.compile and self.device.type == "cpu"
 
     @property
     def most(self) -> int:

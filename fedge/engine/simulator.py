@@ -19,9 +19,10 @@ from fedge.engine.clients.population import Population
 from fedge.engine.clients.recall import Recall
 from fedge.engine.clients.run_task import Stacked, Upload
 from fedge.engine.folding import Done, Folding
-from fedge.engine.hardware.budget import Budget, is_out_of_memory
+from fedge.engine.hardware.budget import Budget, has_convolutions, is_out_of_memory
 from fedge.engine.hardware.device import place
 from fedge.engine.links.base_link import Replies, begins_anew, named
+from fedge.engine.recording.c_library import NoCompiler, compiler
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
@@ -42,9 +43,10 @@ class Simulator(Folding):
     Examples stay on the device. A chunk of jobs is stacked and folded at once, ragged clients masked; a streaming
     mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
     `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
-    chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU;
-    `written=False` leaves every gradient to autograd and vmap. A model that is not a chain of known layers is batched
-    function by function (`fedge.handle.graph`).
+    chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
+    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). `written=False` leaves
+    every gradient to autograd and vmap. A model that is not a chain of known layers is batched function by function
+    (`fedge.handle.graph`).
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Simulator(Folding):
         precision: Precision = "fp32",
         chunk: int | None = None,
         way: Way | None = None,
-        compile: bool = False,
+        compile: bool | None = None,
         written: bool = True,
         workers: int | None = None,
         min_replies: int = 1,
@@ -72,7 +74,8 @@ class Simulator(Folding):
         positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.device, self.precision = algorithm, place(device), precision
         check_precision(precision, self.device)
-        check_compile(compile, self.device)
+        compile = bool(compile)
+        check_compile(compile, self.device, self.device.type == "cpu" and not has_convolutions(algorithm.model))
         self.min_replies, self.max_ratio = min_replies, max_ratio
         self.max_weight, self.max_share = max_weight, max_share
         self.chunk, self.compile, self.written = chunk, compile, written
@@ -100,7 +103,7 @@ class Simulator(Folding):
             self.slower = "it takes several inputs"
         elif self.written:
             try:
-                options = {"fused": self.compile, "half": self.precision == "bf16"}
+                options = {"fused": self.compile and not self._in_c, "half": self.precision == "bf16"}
                 return WrittenHandle(algorithm.model, algorithm.loss, self.device, **options)
             except NotAChain as reason:
                 self.slower = str(reason)
@@ -118,7 +121,7 @@ class Simulator(Folding):
 
     def settings(self) -> dict[str, Any]:
         return {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory} | {
-            "chunk": self.chunk, "way": self.way
+            "chunk": self.chunk, "way": self.way, **({"compile": True} if self._in_c else {})
         }  # fmt: skip
 
     def restore(self, settings: Mapping[str, Any]) -> None:
@@ -129,6 +132,8 @@ class Simulator(Folding):
             self.runtime.threads = settings["threads"]
         self.budget.memory = settings.get("memory", self.budget.memory)
         self.chunk = settings.get("chunk", self.chunk)
+        if self.device.type == "cpu":  # a run goes on as it began: compiled sums are rounded differently
+            self.compile = bool(settings.get("compile", False))
         if (way := settings.get("way")) is not None:
             check_way(way, self.chunk)
             self.way = self._go(way)
@@ -188,7 +193,7 @@ class Simulator(Folding):
         `everybody` is all jobs of the ask, if others work on the rest.
         """
         self.held.note_sent(ask, tasks[0])
-        if self.way is None and len(jobs.clients):
+        if self.way is None and jobs.clients.shape[0]:
             self.way = self._go(self._measured(at, ask, tasks, jobs))
             torch.set_num_threads(self.runtime.threads)
         intake = self.intake(ask, tasks, jobs if everybody is None else everybody)
@@ -235,7 +240,7 @@ class Simulator(Folding):
     def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
         """Every chunk of jobs, its positions on the device and what it did; single jobs by one worker per core."""
         chunks = self._chunks(tasks, jobs)
-        shared = self.loops and 1 < self.pool.workers <= len(jobs.clients)
+        shared = self.loops and 1 < self.pool.workers <= jobs.clients.shape[0]
         known = self.way == "plain" or all(n in self._steps and self._steps[n].recorded for n in ask.tasks)
         for part in chunks if not shared else islice(chunks, 0 if known else 1):  # workers record nothing
             yield from self._sparing(at, ask, tasks, part)
@@ -256,7 +261,7 @@ class Simulator(Folding):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._halve(len(part.clients), error)
+            self._halve(part.clients.shape[0], error)
         else:
             yield part, positions, done
             return
@@ -286,7 +291,7 @@ class Simulator(Folding):
         """The ledger's row of an ask."""
         total = payload_bytes(ask.send)
         asked = 1 if task.rows is None else len(ask.rows or range(task.rows))
-        down = total // asked * len(jobs.clients)
+        down = total // asked * jobs.clients.shape[0]
         count = len(jobs.clients if task.rows is None else jobs.clients.unique())
         return Row(at.round, at.phase, "+".join(ask.tasks), count, down, total, up)
 
@@ -305,9 +310,19 @@ class Simulator(Folding):
             at += len(piece)
 
 
-def check_compile(compile: bool, device: torch.device) -> None:
-    if compile and device.type != "cuda":
-        raise ValueError(f"compile is for CUDA devices: on {device} steps are recorded, leave it out")
+def check_compile(compile: bool, device: torch.device, small: bool = False) -> None:
+    """`small`: the model has no convolutions, so that its steps can be compiled on a CPU too."""
+    if not compile or device.type == "cuda":
+        return
+    if not small:
+        raise ValueError(
+            f"compile is for CUDA devices, and on a CPU for models without convolutions: on {device} steps are "
+            "recorded, leave it out"
+        )
+    try:
+        compiler()
+    except NoCompiler as error:
+        raise ValueError(f"compile is true, but there is {error}") from None
 
 
 _TOLD: set[str] = set()

@@ -29,7 +29,7 @@ class Training:
     evaluate_train: bool = False
     checkpoint_every: int = 10
     precision: Precision = "fp32"
-    compile: bool = False
+    compile: bool | None = None
     chunk: int | None = None
     workers: int | None = None
     way: Way | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from torch.func import vmap
 from fedge.core import Batch, Carry, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule
 from fedge.engine.recording import pytree
+from fedge.engine.recording.c_program import Native, steps_of
 from fedge.engine.recording.recorder import Replayed, Traced
 from fedge.engine.recording.untouched import untouched
 from fedge.keys import FINISH, fold_tensor
@@ -148,6 +149,7 @@ class Stacked:
         compile: bool = False,
         most: int = 1 << 20,
         coarse: bool = False,
+        native: bool = False,
     ) -> None:
         self.dims, self.most, self.coarse = dims, most, coarse
 
@@ -156,8 +158,10 @@ class Stacked:
 
         self.start = Replayed(vmap(first, in_dims=(dims, 0), randomness="error"))
         self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile)
+        self.native = Native(one_step(task), self.step, dims) if native else None
         ends = (dims, 0, 0, 0) if task.draws else (dims, 0, 0)
-        self.finish = Replayed(vmap(partial(finished, task), in_dims=ends, randomness="error"))
+        last = vmap(partial(finished, task), in_dims=ends, randomness="error")
+        self.finish, self.spend = Replayed(last), Replayed(last, spends=1)
 
     def __call__(
         self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor, keys: Tensor | None = None
@@ -173,18 +177,25 @@ class Stacked:
                 height = wanted
                 carry = pytree.map_(lambda leaf, n=height: leaf[:n].contiguous(), carry)
                 some = {name: self._head(name, part, height) for name, part in sent.items()}
-            groups = (_steps(gather(*drawn)) for drawn in schedule.blocks(begin, end, height, self.most))
-            for found in self.step.fold(some, carry, groups, rows[:height]):
+            blocks = (gather(*drawn) for drawn in schedule.blocks(begin, end, height, self.most))
+            if self.native is not None:
+                carry = self.native.fold(some, carry, blocks, rows[:height])
+                continue
+            for found in self.step.fold(some, carry, map(steps_of, blocks), rows[:height]):
                 carry = found
         if done:
             last = pytree.map_(lambda leaf: leaf[:active], carry)
             carry = pytree.map_(lambda *leaves: torch.cat(leaves), last, *reversed(done))
-        return _apart(self.finish(sent, carry, sizes, *([] if keys is None else [keys])), carry)
+        more = [] if keys is None else [keys]
+        if self.step.holds_the_carry:
+            return _apart(self.finish(sent, carry, sizes, *more), carry)
+        upload: Upload = self.spend(sent, carry, sizes, *more)
+        return upload
 
     @property
     def settled(self) -> bool:
         """Whether its steps are recorded, or cannot be."""
-        return self.step.settled
+        return self.native is not None or self.step.settled
 
     def _height(self, active: int, height: int) -> int:
         """Stack height for `active` jobs; never grows."""
@@ -195,23 +206,13 @@ class Stacked:
 
 
 def _apart(upload: Upload, carry: Carry) -> Upload:
-    """The upload, copied where it is the carry itself: on a GPU the next fold overwrites that."""
-    if upload[1].device.type == "cpu":
-        return upload
+    """The upload, copied where it is the carry itself: the next fold may overwrite that."""
     taken = {leaf.untyped_storage().data_ptr() for leaf in pytree.leaves(carry)}
 
     def own(leaf: Tensor) -> Tensor:
         return leaf.clone() if leaf.untyped_storage().data_ptr() in taken else leaf
 
     return pytree.map_(own, upload[0]), own(upload[1])
-
-
-def _steps(block: Batch) -> Iterator[Batch]:
-    """The steps of a block of steps."""
-    if isinstance(block.x, Tensor):
-        return map(Batch, *[leaf.unbind() for leaf in block])
-    leaves, spec = pytree.flatten(block)
-    return (pytree.unflatten(list(step), spec) for step in zip(*(leaf.unbind() for leaf in leaves), strict=True))
 
 
 def _own(leaf: Any) -> Tensor:

@@ -65,7 +65,8 @@ _DIRECT: dict[Any, Any] = {
     aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div, aten.eq.Tensor: torch.eq,
     aten.unsqueeze.default: torch.unsqueeze, aten.transpose.int: torch.transpose, aten.permute.default: torch.permute,
     aten.index_select.default: torch.index_select, aten.view.default: torch.Tensor.view,
-    aten.add_.Tensor: torch.Tensor.add_, aten.mkldnn_rnn_layer.default: _lstm_for_training,
+    aten.add_.Tensor: torch.Tensor.add_, aten.sub_.Tensor: torch.Tensor.sub_,
+    aten.mkldnn_rnn_layer.default: _lstm_for_training,
 }  # fmt: skip
 
 
@@ -75,6 +76,25 @@ def call_directly(module: GraphModule) -> None:
         if node.op == "call_function" and node.target in _DIRECT:
             node.target = _DIRECT[node.target]
     module.recompile()
+
+
+_IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor}
+
+
+def overwrite_spent(module: GraphModule, spent: range) -> None:
+    """Let a difference or sum of an input that nobody needs afterwards be written into that input."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for old in (inputs[index] for index in spent):
+        users = list(old.users)
+        if len(users) == 1 and users[0].target in _IN_PLACE and _fits(users[0], old):
+            users[0].target = _IN_PLACE[users[0].target]
+    module.recompile()
+
+
+def _fits(node: Node, old: Node) -> bool:
+    """Whether the result of `old` and something else can lie where `old` does."""
+    same = node.meta["val"].dtype == old.meta["val"].dtype and _shape(node) == _shape(old)
+    return same and _strides(node) == _strides(old) and node.args[0] is old and node.args[1] is not old
 
 
 def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:

@@ -27,7 +27,7 @@ from fedge.core import Batch, Carry, Payload
 from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.recording import pytree
 from fedge.engine.recording.cuda_graph import Captured, Function, compiled
-from fedge.engine.recording.graph_passes import call_directly, simplify, split_updates, update_in_place
+from fedge.engine.recording.graph_passes import call_directly, overwrite_spent, simplify, split_updates, update_in_place
 from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -62,6 +62,11 @@ class Traced:
     def settled(self) -> bool:
         """Whether all that it was called with so far is recorded, or cannot be."""
         return not self._trials and bool(self.recorded or self._refused)
+
+    @property
+    def holds_the_carry(self) -> bool:
+        """Whether the carry lies in buffers of its own, which the next fold overwrites."""
+        return any(isinstance(run, Captured) for run in self.recorded.values())
 
     def fold(
         self,
@@ -159,7 +164,7 @@ class Traced:
 
     def _record(self, args: tuple[Any, ...], compile: bool) -> Function | None:
         flat, spec = pytree.flatten(args)
-        leaves = _apart(flat)
+        leaves = apart(flat)
         counts = [len(pytree.leaves(arg)) for arg in args]
         carry = range(counts[0], counts[0] + counts[1])
         gpu = leaves[0].device.type == "cuda"
@@ -199,7 +204,7 @@ class Traced:
         return make_fx(self._plainly(spec))(*leaves)
 
 
-def _apart(leaves: list[Tensor]) -> list[Tensor]:
+def apart(leaves: list[Tensor]) -> list[Tensor]:
     """Every leaf a tensor of its own: two that share one tensor now would be recorded as one for good."""
     first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
     return [leaf if first[id(leaf)] == i else leaf.clone() for i, leaf in enumerate(leaves)]
@@ -226,11 +231,20 @@ def _alike(before: list[Tensor], after: list[Tensor]) -> bool:
     return all(a is b or a.stride() == b.stride() for a, b in zip(before, after, strict=True))
 
 
-class Replayed:
-    """A vectorised function without a carry (the start and the end of a fold), recorded in the same way."""
+def _own_memory(leaves: list[Tensor], some: range) -> bool:
+    """Whether nothing else lies where some of the leaves lie."""
+    places = [leaf.untyped_storage().data_ptr() for leaf in leaves]
+    return all(places.count(places[index]) == 1 for index in some)
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+
+class Replayed:
+    """A vectorised function without a carry (the start and the end of a fold), recorded in the same way.
+
+    With `spends`, the tensors of that argument are not needed afterwards and may be overwritten.
+    """
+
+    def __init__(self, function: Function, spends: int | None = None) -> None:
+        self.function, self.spends = function, spends
         self.calls: Counter[Any] = Counter()
         self.recorded: dict[Any, Function] = {}
 
@@ -238,14 +252,21 @@ class Replayed:
         leaves, spec = pytree.flatten(args)
         shapes = (spec, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
         run = self.recorded.get(shapes)
-        if run is not None:
+        if run is not None and (self.spends is None or _own_memory(leaves, self._spent(args))):
             return run(leaves)
         self.calls[shapes] += 1
         if self.calls[shapes] > WARM["cuda"] and len(self.recorded) < MOST["cpu"]:
-            self.recorded[shapes] = self._record(leaves, spec)
+            self.recorded[shapes] = self._record(leaves, spec, self._spent(args))
         return self.function(*args)
 
-    def _record(self, leaves: list[Tensor], spec: Any) -> Function:
+    def _spent(self, args: tuple[Any, ...]) -> range:
+        """The places of the tensors that may be overwritten."""
+        if self.spends is None:
+            return range(0)
+        counts = [len(pytree.leaves(arg)) for arg in args[: self.spends + 1]]
+        return range(sum(counts[:-1]), sum(counts))
+
+    def _record(self, leaves: list[Tensor], spec: Any, spent: range) -> Function:
         outs: list[Any] = []
 
         def flat(*leaves: Tensor) -> list[Tensor]:
@@ -254,8 +275,9 @@ class Replayed:
             return found
 
         try:
-            graph = make_fx(flat)(*_apart(leaves))
+            graph = make_fx(flat)(*apart(leaves))
             simplify(graph)
+            overwrite_spent(graph, spent)
             call_directly(graph)
         except Exception as error:
             warnings.warn(f"the ends of a task could not be recorded and run slower: {error}", stacklevel=2)

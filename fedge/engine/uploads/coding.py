@@ -37,7 +37,7 @@ def split(upload: Payload) -> tuple[Payload, Payload]:
 
 
 def _numbers(part: Params) -> int:
-    return sum(leaf.numel() // len(leaf) for leaf in part.values())
+    return sum(leaf.numel() // leaf.shape[0] for leaf in part.values())
 
 
 def codec_key(client_key: Tensor, position: int, row: Tensor) -> Tensor:
