@@ -61,6 +61,7 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         "fedavg_inner": fedge.FedAvg(model, lr=0.2, inner_decay=0.3, epochs=2, batch_size=4, momentum=0.5),
         "fedavg_carried": fedge.FedAvg(model, lr=0.05, epochs=2, batch_size=4, momentum=0.9, carry_momentum=True),
         "spectral": fedge.FedAvg(model, lr=0.02, epochs=2, batch_size=4, optimiser="spectral", weight_decay=0.01),
+        "spectral_fast": fedge.FedAvg(model, lr=0.02, epochs=2, batch_size=4, optimiser="spectral_fast"),
         "spectral_carried": fedge.FedAvg(
             model,
             lr=0.02,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 from torch import nn
 
 import fedge
-from fedge.algorithms.spectral import matrices, orthogonal
+from fedge.algorithms.spectral import MINIMAX, matrices, orthogonal, orthogonal_in_three
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, generator, ragged, toy_data, toy_model
 from tests.reference.fedova import fedova
 from tests.reference.schedules import scheduled
-from tests.reference.spectral import turned
+from tests.reference.spectral import turned, turned_in_three
 
 SHRINKING = {"lr_decay": 0.7, "inner_decay": 0.2}
 FEDAVG = {
@@ -23,6 +25,7 @@ FEDAVG = {
     "spectral": {"optimiser": "spectral", "lr": 0.02, "momentum": 0.95},
     "spectral_decay": {"optimiser": "spectral", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, **SHRINKING},
     "spectral_carried": {"optimiser": "spectral", "lr": 0.02, "momentum": 0.9, "carry_momentum": True, **SHRINKING},
+    "spectral_fast": {"optimiser": "spectral_fast", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, **SHRINKING},
     "server": {"server_optimiser": "spectral", "server_momentum": 0.5, "server_lr": 2.0},
     "server_no_momentum": {"server_optimiser": "spectral"},
     "both": {"optimiser": "spectral", "lr": 0.01, "server_optimiser": "spectral", "server_momentum": 0.5},
@@ -109,6 +112,51 @@ def test_products_in_bfloat16_keep_a_low_rank(shape: tuple[int, int]) -> None:
     assert float((found - exact).norm()) < 0.1 * float(exact.norm())
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (3, 40), (40, 3), (1, 7), (60, 70)])
+def test_three_quintics_against_an_svd(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=generator(3), dtype=torch.float64)
+    found = orthogonal_in_three(matrix)
+    assert float((found - turned_in_three(matrix)).abs().max()) < 1e-10
+    assert float((orthogonal_in_three(1e-9 * matrix) - found).abs().max()) < 1e-10, "its length does not matter"
+    assert float((orthogonal_in_three(matrix.float()) - found).abs().max()) < 1e-3
+    assert torch.equal(orthogonal_in_three(torch.zeros(shape)), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("products", ["same", "bf16"])
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (60, 70)])
+@pytest.mark.parametrize("fall", [0.0, 0.5, 1.0])
+def test_three_quintics_keep_the_band(products, shape: tuple[int, int], fall: float) -> None:
+    small, g = min(shape), generator(5)
+    u, v = (torch.linalg.qr(torch.randn(n, small, generator=g, dtype=torch.float64))[0] for n in shape)
+    matrix = (u * torch.arange(1, small + 1) ** -fall) @ v.mT
+    found = orthogonal_in_three(matrix.float(), products).double()
+    along = torch.diagonal(u.mT @ found @ v)
+    assert float(along.min()) > (0.65 if products == "same" else 0.6)
+    assert float(torch.linalg.svdvals(found).max()) < (1.35 if products == "same" else 1.9)
+
+
+def test_three_quintics_keep_a_low_rank() -> None:
+    g = generator(7)
+    matrix = torch.randn(64, 5, generator=g) @ torch.randn(5, 256, generator=g)
+    values = torch.linalg.svdvals(orthogonal_in_three(matrix, "bf16").double())
+    assert float(values[4]) > 0.6
+    assert float(values[5]) < 1e-3
+
+
+def test_the_three_quintics_are_the_best_one_after_another() -> None:
+    """Each is the odd quintic nearest to 1 on the interval that the last one leaves, 4 % wider: a linear programme."""
+    low, high = 0.01, 1.0
+    for stored in MINIMAX:
+        x = np.concatenate([np.geomspace(0.96 * low, 1.04 * high, 1500), np.linspace(0.96 * low, 1.04 * high, 1500)])
+        powers, one = np.stack([x, x**3, x**5], 1), np.ones((len(x), 1))
+        rows = np.vstack([np.hstack([powers, -one]), np.hstack([-powers, -one])])
+        limits = np.concatenate([np.ones(len(x)), -np.ones(len(x))])
+        *found, error = linprog([0, 0, 0, 1], rows, limits, bounds=[(None, None)] * 4).x
+        assert np.allclose(found, stored, rtol=1e-3)
+        low, high = 1 - error, 1 + error
+    assert (low, high) == pytest.approx((0.652, 1.348), abs=1e-3)
+
+
 def test_auto_is_the_parameters_own_precision_on_a_cpu() -> None:
     matrix = torch.randn(4, 9, generator=generator(6))
     assert torch.equal(orthogonal(matrix, products="auto"), orthogonal(matrix))
@@ -142,6 +190,7 @@ def test_an_optimiser_is_a_name_with_fields_or_an_object() -> None:
             {"optimiser": "spectral", "momentum": 0.5, "weight_decay": 0.1},
             {"optimiser": fedge.Spectral(momentum=0.5, weight_decay=0.1)},
         ),
+        ({"optimiser": "spectral_fast"}, {"optimiser": fedge.Spectral(products="auto", quintics="minimax")}),
         ({"momentum": 0.5, "weight_decay": 0.1}, {"optimiser": fedge.SGD(0.5, 0.1)}),
         ({"optimiser": "adam", "weight_decay": 0.1}, {"optimiser": fedge.Adam(weight_decay=0.1)}),
         ({"server_momentum": 0.5}, {"server_optimiser": fedge.SGD(0.5)}),
@@ -181,6 +230,8 @@ def test_wrong_fields_of_optimisers_and_fedcm() -> None:
         (lambda: fedge.Spectral(scale="size"), "scale is 'size'"),
         (lambda: fedge.Spectral(iterations=0), "iterations is 0"),
         (lambda: fedge.Spectral(products="fp8"), "products is 'fp8'"),
+        (lambda: fedge.Spectral(quintics="best"), "quintics is 'best'"),
+        (lambda: fedge.Spectral(iterations=3, quintics="minimax"), "minimax has three of its own"),
         (lambda: fedge.SGD(weight_decay=-1), "weight_decay is -1"),
         (lambda: fedge.Adam(eps=0), "eps is 0"),
         (lambda: fedge.FedCM(toy_model(), alpha=1.5), "alpha is 1.5"),

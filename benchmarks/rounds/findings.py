@@ -13,7 +13,7 @@ from .tables import Runs, middle, percent, runs_of
 # The winners: all labels at each client (fewest rounds; fewest bytes), two labels (over FedOVA; over FedAvg).
 IID, SERVER, TWO, ONE = "Spectral carried", "Server spectral", "FedOVA + server spectral", "FedAvg + server spectral"
 F, K, F2, K2 = "fmnist-iid", "kws-iid", "fmnist-l2", "kws-l2"
-STEPS = ("spectral", "shampoo", "soap")
+STEPS = ("spectral", "spectral_fast", "shampoo", "soap")
 NEWTON = ("giant", "done", "subspace_newton", "fisher_lbfgs")
 
 

@@ -102,8 +102,11 @@ class Bench:
         return self.keep(line, going, row, 0, began)
 
     def time(self, row: Row, rounds: int = 14, last: int = 10) -> None:
-        """Seconds per round with nothing else on the device: the median of the last rounds, all steps recorded."""
-        setting = self.chosen(row)
+        """Seconds per round with nothing else on the device: the median of the last rounds, all steps recorded.
+
+        A row that is not tuned yet is timed with its first setting; the size of a step takes no time.
+        """
+        setting = chosen(self.grid, row.problem, self.store, row.method.name) or row.method.settings[0]
         line = self.line("time", row, setting, rounds, 0)
         if self.store.get(*key(line)) is not None:
             return

@@ -22,7 +22,7 @@ from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload
 from fedge.handle import by_target
 
 State = dict[str, Any]
-Name = Literal["sgd", "adam", "spectral"]
+Name = Literal["sgd", "adam", "spectral", "spectral_fast"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class FedAvg(Algorithm[State]):
 
     An optimiser is an object, SGD(...), Adam(...), Spectral(...), at the server also Shampoo(...) or SOAP(...), or its
     name. A name goes with the fields here: "sgd" with `momentum` and `weight_decay`, "adam" with `weight_decay`,
-    "spectral" with both (momentum 0.95 unless it is given); at the server "sgd" and "spectral" with `server_momentum`,
-    "adam" with `server_betas` and `server_eps`, "shampoo" and "soap" with `server_momentum` and the second of
-    `server_betas`.
+    "spectral" and its cheapest form "spectral_fast" with both (momentum 0.95 unless it is given); at the server "sgd"
+    and "spectral" with `server_momentum`, "adam" with `server_betas` and `server_eps`, "shampoo" and "soap" with
+    `server_momentum` and the second of `server_betas`.
 
     With `carry_momentum` local momentum does not start at zero: clients upload their last, and its weighted mean is
     where the next cohort starts.
@@ -124,6 +124,8 @@ class FedAvg(Algorithm[State]):
             return Adam(weight_decay=self.weight_decay)
         if self.optimiser == "spectral":
             return Spectral(self.momentum or Spectral.momentum, weight_decay=self.weight_decay)
+        if self.optimiser == "spectral_fast":
+            return Spectral.fast(self.momentum or Spectral.momentum, self.weight_decay)
         return SGD(self.momentum, self.weight_decay)
 
 

@@ -17,9 +17,12 @@ from fedge.checks import at_least_one, choice, non_negative, positive, unit_inte
 from fedge.core import Params
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Jordan et al.
-
+# The three quintics whose composition is nearest to 1 on [0.01, 1]: each is the best one for the interval into which
+# the one before maps, widened by 4 % at both ends against rounding (Amsel et al., The Polar Express, 2025).
+MINIMAX = ((7.8118, -21.107, 14.4192), (3.5812, -2.4907, 0.4527), (2.7615, -1.9454, 0.4051))
 
 Products = Literal["auto", "same", "bf16"]
+Quintics = Literal["jordan", "minimax"]
 WIDE, TOGETHER = 2, 3  # columns per row from which so many iterations are done on the small side at once
 
 
@@ -59,6 +62,42 @@ def polynomial(gram: Tensor, steps: int) -> Tensor:
     return whole
 
 
+def orthogonal_in_three(matrix: Tensor, products: Products = "same") -> Tensor:
+    """Nearly U V^T of M by three quintics of their own, with two products on the long side.
+
+        X <- M / |M M^T|_F^(1/2),   G = X X^T,   X <- P(G) X
+
+    No singular value is above that norm, and most come nearer to 1 than with |M|_F. Those above 0.01 of it end in
+    [0.65, 1.35], smaller ones at 77 times themselves; in bfloat16 up to 1.9 where a matrix is small, up to
+    1.4 for 512 x 1568. For r rows and c >= r columns 4 r^2 c + 18 r^3 operations.
+    """
+    tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.mT if tall else matrix
+    tiny = torch.finfo(x.dtype).tiny
+    x = x / torch.linalg.vector_norm(x).clamp(min=tiny)
+    small = torch.bfloat16 if in_halves(x, products) else x.dtype
+    gram = _times(x, x.mT, small)
+    length = torch.linalg.vector_norm(gram).clamp(min=tiny)
+    x = _minimax(gram / length, small) @ x / length.sqrt()
+    return x.mT if tall else x
+
+
+def _minimax(gram: Tensor, small: torch.dtype) -> Tensor:
+    """P(G): as `polynomial`, with sums in the parameters' precision, since large coefficients cancel in them."""
+    one = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    whole = q = one
+    for place, (a, b, c) in enumerate(MINIMAX):
+        if place:
+            gram = _times(_times(q, gram, small), q, small)
+        q = a * one + b * gram + c * _times(gram, gram, small)
+        whole = _times(q, whole, small) if place else q
+    return whole
+
+
+def _times(a: Tensor, b: Tensor, small: torch.dtype) -> Tensor:
+    return (a.to(small) @ b.to(small)).to(a.dtype)
+
+
 def in_halves(x: Tensor, products: Products) -> bool:
     """Whether G and P are in bfloat16: "auto" on a GPU, where the run's precision is not fp32."""
     reduced = x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
@@ -95,7 +134,8 @@ class Spectral:
     or bf16, and otherwise the parameters'. Momentum, parameters and the product with M keep their precision.
 
     Cost of a step beside the gradient's: for r rows, c >= r columns, iterations * (4 r^2 c + 2 r^3) operations; with
-    c >= 2 r and five iterations 8 r^2 c + 28 r^3.
+    c >= 2 r and five iterations 8 r^2 c + 28 r^3. `quintics` "minimax": 4 r^2 c + 18 r^3 for three iterations that are
+    all different; singular values end in [0.65, 1.35], and small ones grow less (`orthogonal_in_three`).
     Bytes: none; with FedAvg's `carry_momentum` v travels, one more d down and up.
     """
 
@@ -107,6 +147,7 @@ class Spectral:
     iterations: int = 5
     weight_decay: float = 0.0
     products: Products = "same"
+    quintics: Quintics = "jordan"
 
     def __post_init__(self) -> None:
         unit_interval("momentum", self.momentum)
@@ -114,7 +155,15 @@ class Spectral:
         positive("vector_lr", self.vector_lr, optional=True)
         at_least_one("iterations", self.iterations)
         choice("products", self.products, get_args(Products))
+        choice("quintics", self.quintics, get_args(Quintics))
+        if self.quintics == "minimax" and self.iterations != Spectral.iterations:
+            raise ValueError(f"iterations is {self.iterations}, but minimax has three of its own: leave it at 5")
         non_negative("weight_decay", self.weight_decay)
+
+    @classmethod
+    def fast(cls, momentum: float = 0.95, weight_decay: float = 0.0) -> Spectral:
+        """The cheapest form of a client's step: three iterations, and their products in bfloat16 on a GPU with TF32."""
+        return cls(momentum, weight_decay=weight_decay, products="auto", quintics="minimax")
 
     @classmethod
     def server(cls, momentum: float = 0.5) -> Spectral:
@@ -149,7 +198,10 @@ class Spectral:
     def _matrix(self, n: Tensor, lr: float) -> tuple[float, Tensor]:
         """The step size and the direction."""
         flat = n.flatten(1)
-        along = orthogonal(flat, self.iterations, self.products)
+        if self.quintics == "minimax":
+            along = orthogonal_in_three(flat, self.products)
+        else:
+            along = orthogonal(flat, self.iterations, self.products)
         if self.scale == "shape":
             return lr * max(1.0, flat.shape[0] / flat.shape[1]) ** 0.5, along.reshape(n.shape)
         length = torch.linalg.vector_norm(along).clamp(min=torch.finfo(n.dtype).tiny)

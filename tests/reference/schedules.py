@@ -21,7 +21,7 @@ from .common import (
     with_params,
 )
 from .kronecker import Server
-from .spectral import LocalSpectral, server_step
+from .spectral import LocalSpectral, server_step, turned, turned_in_three
 
 
 class Torch:
@@ -64,8 +64,11 @@ def train(
     """w_k - w, the last momentum, and the sum of the step sizes."""
     local = copy.deepcopy(module)
     params = list(local.parameters())
-    kind = LocalSpectral if optimiser == "spectral" else lambda *a, **o: Torch(optimiser, *a, **o)
-    rule = kind(params, lr=lr, **options)
+    if optimiser.startswith("spectral"):
+        turn = turned if optimiser == "spectral" else turned_in_three
+        rule = LocalSpectral(params, lr, turn=turn, **options)
+    else:
+        rule = Torch(optimiser, params, lr, **options)
     if start is not None:
         rule.buffers = [start[name] for name, _ in local.named_parameters()]
     (x, y), length = client, 0.0
