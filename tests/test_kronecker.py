@@ -10,6 +10,8 @@ from torch import nn
 
 import fedge
 from fedge.algorithms.kronecker import root
+from fedge.runs.folder import first_difference
+from fedge.sweep.entries import as_before
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, generator, ragged, toy_data, toy_model
 from tests.reference.drift import scaffold
@@ -168,3 +170,14 @@ def test_wrong_fields() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+def test_runs_from_before_the_servers_fields_go_on_and_keep_their_names() -> None:
+    """FedCM without server fields, as a folder of an earlier version has it; FedAvg's name does not change."""
+    old = {"algorithm": {"name": "fedcm", "alpha": 0.4}}
+    rest = {"server_momentum": 0.0, "server_optimiser": "sgd", "server_betas": [0.9, 0.99], "server_eps": 0.001}
+    same = {"algorithm": {**old["algorithm"], **rest, "server_lr_decay": 1.0, "server_warmup": 0}}
+    assert first_difference(old, same) is None
+    other = {"algorithm": {**same["algorithm"], "server_momentum": 0.5}}
+    assert first_difference(old, other) == ("algorithm.server_momentum", None, 0.5)
+    assert as_before(same["algorithm"]) == {**old["algorithm"], **rest}

@@ -53,7 +53,8 @@ def gradients(config: dict[str, Any]) -> float | None:
     if partition["kind"] not in ("iid", "labels_per_client"):
         return None
     examples = EXAMPLES[config["data"]["name"]] * config["train"]["cohort"] / partition["clients"]
-    return float(examples * (1 + shared) * rows * (inner["epochs"] + EXTRA.get(inner["name"], 0)))
+    product = 1 if inner.get("curvature") == "product" else 0  # counts as two passes
+    return float(examples * (1 + shared) * rows * (inner["epochs"] + EXTRA.get(inner["name"], 0) + product))
 
 
 class Costs:

@@ -18,7 +18,7 @@ from fedge.sweep import Entry, Files
 from fedge.sweep.files import Setting
 
 PAPER_S = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
-BEYOND = ("clipped", "server-step", "splits")  # what the paper does not have
+BEYOND = ("clipped", "server-step", "splits", "acting")  # what the paper does not have
 EXPERIMENTS = (*PAPER_S, *BEYOND)
 # Where a method was not tuned itself (CIFAR-10), it takes the step size of the method whose local work it does.
 BACKBONES = {"FedOVA": "FedAvg", "Data sharing 5 %": "FedAvg", "Data sharing 10 %": "FedAvg"}

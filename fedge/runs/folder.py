@@ -49,6 +49,7 @@ LATER: dict[str, tuple[Any, ...]] = {
     "inner_decay": (1.0,),
     "carry_momentum": (False,),
     "products": ("same",),
+    "quintics": ("jordan",),
     "dampings": ((), []),
     "direction": ("pairs",),
     "until": (None, "none"),
@@ -62,6 +63,12 @@ LATER: dict[str, tuple[Any, ...]] = {
     "server_lr_decay": (1.0,),
     "server_warmup": (0,),
 }  # fields that came after the first runs, and the values with which they do nothing
+LATER_FOR_SOME: dict[str, tuple[Any, ...]] = {
+    "server_momentum": (0.0,),
+    "server_optimiser": ("sgd",),
+    "server_betas": ([0.9, 0.99], (0.9, 0.99)),
+    "server_eps": (0.001,),
+}  # FedCM and SCAFFOLD got these later, FedAvg had them from the start: a run may go on, but its name has them
 HEAT_MAP_CLIENTS = 1000
 BEST = "best.pt"
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
@@ -267,12 +274,17 @@ def does_nothing(name: str, value: Any) -> bool:
     return name in LATER and value in LATER[name]
 
 
+def _did_nothing(name: str, value: Any) -> bool:
+    """The same of a field that is not in an earlier run's folder."""
+    return does_nothing(name, value) or (name in LATER_FOR_SOME and value in LATER_FOR_SOME[name])
+
+
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
     """(dotted name, old value, new value) of the first field that differs and must not."""
     if path in MAY_DIFFER or (path.startswith("code.") and path.endswith(".path")):  # a file may move
         return None
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old and not does_nothing(key, new[key]))]:
+        for key in [*old, *(key for key in new if key not in old and not _did_nothing(key, new[key]))]:
             found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
             if found is not None:
                 return found
