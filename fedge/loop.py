@@ -302,10 +302,12 @@ class Interruptible(Around):
         super().__init__(inner)
         self.stop = inner.stopping(stop)
         self.progress = Progress()  # of the round so far
+        self.asked = False  # whether to stop, for the phase that comes
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
-        if self.stop():
+        if not self.asked and self.stop():
             raise Stop
+        self.asked = False
         if at.phase == 0:
             self.progress = Progress()
         self.progress.cohort |= set(clients.tolist())
@@ -316,7 +318,9 @@ class Interruptible(Around):
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
         if self.stop():
             raise Stop
-        return self.inner.advance(state, seed, round, size)
+        found = self.inner.advance(state, seed, round, size)
+        self.asked = found is None  # an ordinary round: its first phase begins now
+        return found
 
 
 def cohorts(clients: int, cohort: int | None, sampling: Sampling = "fixed", hidden: str | None = None) -> Draw:
