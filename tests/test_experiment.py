@@ -568,8 +568,11 @@ def test_an_algorithm_that_diverges_is_an_outcome(tmp_path: Path) -> None:
     experiment = small("algorithm.1.lr=1e30", "train.rounds=2")
     for resume in (False, True):
         first, second = compare(experiment, tmp_path, resume=resume)
-        assert first.run is None
-        assert "not finite" in str(first.failed)
+        assert "diverged" in str(first.failed)
+        assert "resume" in str(first.failed), "the way back"
+        assert first.run is not None
+        assert first.run.rounds == 2
+        assert "not finite" in first.run.history[-1]["skipped"]
         assert second.failed is None
         assert second.run is not None
         assert second.run.rounds == 2
