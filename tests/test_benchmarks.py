@@ -43,7 +43,7 @@ from benchmarks.edge import measure as edge_measure
 from benchmarks.edge import page as edge_page
 from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
-from benchmarks.speed import gpu, peers
+from benchmarks.speed import gpu, gpu_page, peers
 from benchmarks.speed import page as speed_page
 from benchmarks.speed.peers import compare
 from benchmarks.theory import bytes as moved
@@ -344,3 +344,17 @@ def test_uneven(words: tuple[str, ...], smaller: Smaller, capsys: pytest.Capture
     smaller(recorder, SHARE=recorder.SHARE)
     smaller.run(uneven.main, "--rounds", "6", *words)
     assert capsys.readouterr().out.count("s per round") == len(counts)
+
+
+def test_the_table_of_a_gpu_says_what_was_stored() -> None:
+    """The page is that of the stored figures; the share around the work of one row by hand."""
+    text = gpu_page.PAGE.read_text("utf-8")
+    assert gpu_page.table() in text
+    one = gpu_page.timing(next(line for line in gpu_page.PLAN if line.name == "D_tf32_compiled"))
+    assert one is not None
+    shares = {name: (gpu, clients) for name, _, gpu, clients in one["split"]}
+    assert {name for name, (_, clients) in shares.items() if clients} == {
+        "draws", "gather", "start and finish", "steps", "fold",
+    }  # fmt: skip
+    rest = sum(gpu for gpu, clients in shares.values() if not clients)
+    assert gpu_page.around(one["split"]) == pytest.approx(rest / sum(gpu for gpu, _ in shares.values()))

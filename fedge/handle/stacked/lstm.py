@@ -28,7 +28,7 @@ def _forward(x: Tensor, h: Tensor, c: Tensor, w: Tensor, v: Tensor, b: Tensor) -
     z = torch.baddbmm(b.unsqueeze(1), x.flatten(1, 2), w.mT).view(jobs, times, examples, -1)
     hs, cs, bents = (x.new_empty(jobs, times + extra, examples, width) for extra in (1, 1, 0))
     hs[:, 0], cs[:, 0] = h, 2 * c
-    before, twice, v, shifts = h, cs[:, 0], v.mT, (x.new_tensor(-1.0), x.new_tensor(-2.0))
+    before, twice, v, shifts = h, cs[:, 0], v.mT, (x.new_full((), -1.0), x.new_full((), -2.0))
     for t in range(times):
         gate = torch.sigmoid(torch.baddbmm(z[:, t], before, v), out=z[:, t])
         i, f, g, o = gate.chunk(4, -1)
@@ -50,9 +50,10 @@ def _backward(dh: Tensor, dc: Tensor, x: Tensor, w: Tensor, v: Tensor, hs: Tenso
     _, times, _, width = bents.shape
     i, f, g, o = gates.chunk(4, -1)
     factors = torch.addcmul(gates, gates, gates, value=-1).unflatten(-1, (4, width))  # slopes of the four sigmoids
-    factors[..., 0, :] *= torch.add(g.new_tensor(-1.0), g, alpha=2)
+    factors[..., 0, :] *= torch.add(g.new_full((), -1.0), g, alpha=2)
     factors[..., 1, :] *= cs[:, :-1]
-    factors[..., 1:3, :] *= g.new_tensor([[0.5], [4.0]])  # cs is 2 c; the slope of tanh is four times that
+    factors[..., 1, :] *= 0.5  # cs is 2 c
+    factors[..., 2, :] *= 4.0  # the slope of tanh is four times that of the sigmoid
     factors[..., 2, :] *= i
     factors[..., 3, :] *= bents
     into = torch.addcmul(o, o, bents * bents, value=-1)
