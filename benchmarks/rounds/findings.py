@@ -87,10 +87,10 @@ class Findings:
         return (
             "**Bytes.** A server step adds none, carried momentum doubles a round's. To test 90 % on Fashion-MNIST, "
             f"IID: {server / 1e6:,.0f} MB with the server step, {carried / 1e6:,.0f} MB with carried local steps, "
-            f"{best / 1e6:,.0f} MB with {name}, the cheapest first-order method. Two labels per client, to 88 %: FedAvg "
-            f"with the server step needs {plain:.2f} of FedAvg's MB on Fashion-MNIST, and {one[0] / two[0]:.2f} and, on "
-            f"KWS, {one[1] / two[1]:.2f} of those of FedOVA with the same step. It also ends higher: {ends[0]} %, "
-            f"FedOVA with the step {ends[1]} %, FedOVA alone {ends[2]} % (means of late rounds)."
+            f"{best / 1e6:,.0f} MB with {name}, the cheapest first-order method. Two labels per client, to 88 %: "
+            f"FedAvg with the server step needs {plain:.2f} of FedAvg's MB on Fashion-MNIST, and {one[0] / two[0]:.2f} "
+            f"and, on KWS, {one[1] / two[1]:.2f} of those of FedOVA with the same step. It also ends higher: "
+            f"{ends[0]} %, FedOVA with the step {ends[1]} %, FedOVA alone {ends[2]} % (means of late rounds)."
         )
 
     def not_line(self) -> str:
