@@ -27,6 +27,7 @@ from fedge.hooks import Best, Observe, Until
 from fedge.keys import COHORT, choose, fold
 from fedge.metrics import Metric, named
 from fedge.per_client import Jury, with_names
+from fedge.problem import check_metrics
 from fedge.runs.folder import RunFolderError
 from fedge.runs.health import is_evaluated
 from fedge.runs.log import About, Log, describe, open_log
@@ -72,9 +73,11 @@ def train(
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
     preflight.check_arguments(algorithm, federation, seed)
+    check_metrics(metrics or (), federation.data.train_y, algorithm.loss)
     at_least_one("rounds", rounds)
     observe, privacy = observe or Observe(), algorithm.privacy()
     observe = observe if metrics is None else replace(observe, metrics=named(observe.metrics) | named(metrics))
+    check_metrics(observe.functions, federation.data.train_y, algorithm.loss)
     sampling = sampling or ("fixed" if privacy is None else "poisson")
     trains = observe.evaluate_train or (observe.per_client and federation.test is None)
     preflight.check_privacy(privacy, federation.clients, cohort, sampling, trains, link)

@@ -8,15 +8,16 @@ numbers    floating-point targets: regression
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedge.checks import nearest
 from fedge.losses import IGNORED, CrossEntropy, is_binary
-from fedge.metrics import Accuracy, Confusion, Errors, Metric, Perplexity
+from fedge.metrics import METRICS, Accuracy, Confusion, Errors, Metric, Perplexity
 
 Kind = Literal["classes", "tokens", "labels", "numbers"]
 
@@ -49,6 +50,47 @@ class Problem:
             return {}
         axis, ignored = self.axis, self.ignore_index
         return {"accuracy": Accuracy(axis, ignored), "perplexity": Perplexity(axis, ignored)}
+
+
+FITTING: dict[Kind, tuple[str, ...]] = {  # of METRICS, those that mean something
+    "classes": ("accuracy", "auc", "balanced_accuracy", "f1", "perplexity"),
+    "tokens": ("accuracy", "auc", "balanced_accuracy", "f1", "perplexity"),
+    "labels": ("accuracy", "auc", "balanced_accuracy", "f1"),
+    "numbers": ("mae", "mse", "r2", "rmse"),
+}
+LEARNS: dict[Kind, str] = {
+    "classes": "classes",
+    "tokens": "several classes per example",
+    "labels": "labels that hold or not",
+    "numbers": "numbers (a regression)",
+}
+
+
+def check_metrics(metrics: Mapping[str, Metric | str] | Sequence[str], y: Tensor, loss: Any) -> None:
+    """Refuse a metric of ours that means nothing for these targets; functions of the user's own are not looked at.
+
+    An own loss may take targets of 0 and 1 for labels that hold or not: metrics of labels fit them too.
+    """
+    if isinstance(metrics, str) or not isinstance(metrics, Mapping | Sequence):
+        return  # `named` says what is wrong with it
+    kind = problem_of(y, loss).kind
+    fit = set(FITTING[kind])
+    if kind == "numbers" and bool(((y == 0) | (y == 1)).all()):
+        fit |= {*FITTING["labels"]}
+    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ((one, one) for one in metrics):
+        called = metric if isinstance(metric, str) else _ours(metric)
+        if called is not None and called not in fit:
+            wrong = "does not fit" if called in METRICS else f"is not known{nearest(called, fit)}"
+            offered = ", ".join(sorted(fit - {"accuracy"}))  # which is computed anyhow
+            raise ValueError(
+                f"metric {name!r} {wrong}: this run learns {LEARNS[kind]}, for which there are {offered}; or give a "
+                "function"
+            )
+
+
+def _ours(metric: Metric) -> str | None:
+    """What a metric is called here, if it is one of ours."""
+    return next((name for name, one in METRICS.items() if type(one) is type(metric) and one == metric), None)
 
 
 def problem_of(y: Tensor, loss: Any, values: Sequence[int] = (), outputs: Sequence[int] | None = None) -> Problem:

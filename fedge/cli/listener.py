@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.status import Status
 
-from fedge.cli.text import pace, percent, say
+from fedge.cli.text import pace, percent, say, standing
 from fedge.runs.run import Record
 from fedge.sweep.processes import Tuning, Unit
 from fedge.sweep.runner import Listener, Named
@@ -40,9 +40,8 @@ class Say(Listener):
             say(self._console, f"{entry}: going on after round {record['round'] - 1}")
         self._seen.add(str(entry))
         self.rounds += 1
-        accuracy = record.get("test_accuracy")
-        shown = "" if accuracy is None else f", {percent(accuracy)} %"
-        self._now(f"{entry}: round {record['round']} of {entry.rounds}{shown}")
+        shown = standing(record.get("test_accuracy"), record.get("test_loss"))
+        self._now(f"{entry}: round {record['round']} of {entry.rounds}{shown and f', {shown}'}")
 
     def several(self, units: int, processes: int) -> None:
         self._left, self._processes = units, processes
@@ -65,4 +64,5 @@ def outcome(line: Line) -> str:
         return f"failed: {line['failed']}"
     after = "a round" if line["rounds"] == 1 else f"{line['rounds']} rounds"
     fallen = f", collapsed from {percent(line['best_accuracy'])} %" if collapsed(line) else ""
-    return f"{percent(line['final_accuracy'])} % after {after}{fallen}, {pace(line['seconds_a_round'])}"
+    reached = standing(line["final_accuracy"], line.get("final_loss")) or "not evaluated"
+    return f"{reached} after {after}{fallen}, {pace(line['seconds_a_round'])}"

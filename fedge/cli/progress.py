@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 
-from fedge.cli.text import duration, megabytes, pace, percent
+from fedge.cli.text import duration, megabytes, pace, standing
 from fedge.experiment import Progress, Watch
 from fedge.runs.run import Record, Run
 
@@ -118,12 +118,12 @@ def _resumed(record: Record) -> str:
 
 
 def _cells(progress: Progress) -> list[str]:
-    accuracy = "" if progress.accuracy is None else f"acc {percent(progress.accuracy)} %"
+    reached = standing(progress.accuracy, progress.loss, "acc ")
     speed = "" if progress.pace is None else pace(progress.pace)
     left = f"{duration(progress.left or 0)} left"
     if progress.diverged or progress.round == progress.rounds:
         left = "diverged" if progress.diverged else "done"
-    return [f"{progress.round}/{progress.rounds}", accuracy, f"{megabytes(progress.megabytes)} MB", speed, left]
+    return [f"{progress.round}/{progress.rounds}", reached, f"{megabytes(progress.megabytes)} MB", speed, left]
 
 
 def _fields(cells: Sequence[str]) -> dict[str, Any]:

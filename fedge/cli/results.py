@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.console import Console
 
+from fedge.cli.narrow import show, title_of
 from fedge.cli.text import megabytes, percent, short
 from fedge.experiment import Outcome
 from fedge.report import default_target, read_all, to_target
+from fedge.report.series import curve, final_metric, has_no_accuracy, telling_metrics
 from fedge.runs.experiments import records
 
 Row = dict[str, Any]
-FAILED: Row = dict.fromkeys(["final_accuracy", "best_accuracy", "up_bytes", "down_bytes", "seconds"])
+FAILED: Row = dict.fromkeys(["final_accuracy", "best_accuracy", "final_loss", "up_bytes", "down_bytes", "seconds"])
 NOTHING = "–"
 
 
@@ -28,7 +30,7 @@ def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], 
     """One summary per run, with what it took to the target, and the target (by default the report's)."""
     folders = with_rounds(outcomes)
     runs = read_all(folders) if folders else []
-    goal = default_target(runs) if target is None else target
+    goal = default_target(runs) if target is None or has_no_accuracy(runs) else target
     read = {run.path: run for run in runs}
     found = [_row(outcome) for outcome in outcomes]
     for row, outcome in zip(found, outcomes, strict=True):
@@ -38,6 +40,8 @@ def rows(outcomes: Sequence[Outcome], target: float | None) -> tuple[list[Row], 
         row["megabytes_to_target"] = None if reached is None else reached.megabytes
         row["virtual_seconds_to_target"] = None if reached is None else reached.virtual_seconds
         row["joules_to_target"] = None if reached is None else reached.joules
+        row["best_loss"] = None if run is None else min(curve(run, "test_loss").y, default=None)
+        row["metrics"] = {} if run is None else {name: final_metric(run, name) for name in telling_metrics(runs)}
     return found, goal
 
 
@@ -49,11 +53,10 @@ def _row(outcome: Outcome) -> Row:
     return head | {"stopped": run.stopped, **run.summary()}
 
 
-def table(found: Sequence[Row], goal: float | None) -> Table:
+def print_table(console: Console, found: Sequence[Row], goal: float | None, folder: Path) -> None:
     """Algorithms down, results across; narrow, so that a name of 22 letters fits into 80 columns."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    shown.add_column("algorithm", overflow="fold", min_width=9)
-    head = ["rounds", "final\nacc %", "best\nacc %", "MB\nup", "MB\ndown"]
+    measured = _measured(found)
+    head = ["algorithm", "rounds", *measured, "MB\nup", "MB\ndown"]
     wire = any(_wire(row) for row in found)
     if wire:
         head += ["wire\nMB up", "wire\nMB down"]
@@ -61,11 +64,34 @@ def table(found: Sequence[Row], goal: float | None) -> Table:
         head += [f"rounds\nto {100 * goal:.3g}%", f"MB\nto {100 * goal:.3g}%"]
     if _timed(found):
         head += ["device\ns", "energy\nJ"]
-    for title in [*head, "time\ns"]:
-        shown.add_column(title, justify="right", no_wrap=True)
-    for row in found:
-        shown.add_row(*_cells(row, goal is not None, wire, _timed(found)))
-    return shown
+    cells = [_cells(row, list(measured.values()), goal is not None, wire, _timed(found)) for row in found]
+    names = list(dict.fromkeys(name for row in found for name in row["metrics"]))
+    show(console, [*head, "time\ns"], cells, names, f"in the report and in fedge.results({str(folder)!r})")
+
+
+def _measured(found: Sequence[Row]) -> Mapping[str, Callable[[Row], str]]:
+    """What says how good a run is, by title: accuracies, or where no run has one the loss and the first metrics."""
+    if any(row["final_accuracy"] is not None for row in found) or not any(row["metrics"] for row in found):
+        return {f"{one}\nacc %": partial(_accuracy, key=f"{one}_accuracy") for one in ("final", "best")}
+    names = list(dict.fromkeys(name for row in found for name in row["metrics"]))
+    losses = {f"{one}\nloss": partial(_loss, key=f"{one}_loss") for one in ("final", "best")}
+    return losses | {title_of(name): partial(_metric, name=name) for name in names}
+
+
+def _accuracy(row: Row, key: str) -> str:
+    return percent(row[key])
+
+
+def _loss(row: Row, key: str) -> str:
+    return _digits(row[key])
+
+
+def _metric(row: Row, name: str) -> str:
+    return _digits(row["metrics"].get(name))
+
+
+def _digits(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4g}"
 
 
 def _timed(found: Sequence[Row]) -> bool:
@@ -78,11 +104,11 @@ def _wire(row: Row) -> bool:
     return row.get("wire_up_bytes") is not None
 
 
-def _cells(row: Row, goal: bool, wire: bool, timed: bool) -> list[str]:
+def _cells(row: Row, measured: Sequence[Callable[[Row], str]], goal: bool, wire: bool, timed: bool) -> list[str]:
     if row["failed"]:
-        more = 2 * goal + 2 * wire + 2 * timed
-        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (4 + more)]
-    cells = [row["label"], str(row["rounds"]), percent(row["final_accuracy"]), percent(row["best_accuracy"])]
+        more = len(measured) + 2 * goal + 2 * wire + 2 * timed
+        return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (2 + more)]
+    cells = [row["label"], str(row["rounds"]), *(write(row) for write in measured)]
     cells += [megabytes(row["up_bytes"] / 1e6), megabytes(row["down_bytes"] / 1e6)]
     if wire:
         cells += [megabytes(row[f"wire_{way}_bytes"] / 1e6) if _wire(row) else NOTHING for way in ("up", "down")]

@@ -19,7 +19,7 @@ from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
 from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
 from fedge.cli.progress import Display, Lines, Live
-from fedge.cli.results import failures, note, rows, table, with_rounds
+from fedge.cli.results import failures, note, print_table, rows, with_rounds
 from fedge.cli.sweep import run_sweep, sweep_result
 from fedge.cli.text import say, to_json
 from fedge.cli.torchrun import program, stopping
@@ -59,7 +59,7 @@ def run(
 
     Each algorithm gets its own folder in DIR, and all of them one report.
 
-    A file with lists of values (seeds = [[0, 1, 2], lr = {sweep = [[0.05, 0.1]}) is a sweep: one run per combination.
+    A file with lists of values (seeds = [0, 1, 2], lr = {sweep = [0.05, 0.1]}) is a sweep: one run per combination.
 
     Ctrl-C stops cleanly, and --resume goes on from there.
 
@@ -175,8 +175,9 @@ def _command(folder: Path, tools: Sequence[str], report: bool, quiet: bool, json
 
 def finish(job: Plan, outcomes: Sequence[Outcome], console: Console, report: bool, tensorboard: bool) -> dict[str, Any]:
     found, goal = rows(outcomes, job.experiment.target)
-    for line in ("", table(found, goal), note(found), ""):
-        console.print(line)
+    console.print()
+    print_table(console, found, goal, job.folder)
+    console.print(f"{note(found)}\n")
     for line in failures(found):
         fail(line, FAILED)
     written = _report(with_rounds(outcomes), job.folder, goal, console) if report else {}

@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.listener import Say
+from fedge.cli.narrow import show as show_table
 from fedge.cli.progress import Display
 from fedge.cli.text import examples, say, to_json
 from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
-from fedge.report.series import own_metrics
+from fedge.report.series import has_no_accuracy, telling_metrics
 from fedge.report.summary import columns, summary_rows
 from fedge.runs.experiments import EXPERIMENT_FILE, is_run
 from fedge.sweep import Runner, Stopped
@@ -104,24 +102,31 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
     read = [run for run in read_all(folders) if run.rounds] if folders else []
     if not read:
         return target
-    goal = default_target(read) if target is None else target
-    groups = grouped(read)
-    head, rows = summary_rows(groups, [one for one in columns(goal, own_metrics(read)) if one.title.startswith(SHOWN)])
+    goal = default_target(read) if target is None or has_no_accuracy(read) else target
+    groups, metrics = grouped(read), telling_metrics(read)
+    chosen = [one for one in columns(goal, metrics) if one.title.startswith(SHOWN)]
+    head, rows = summary_rows(groups, chosen)
     kept = [at for at, title in enumerate(head) if title != "rounds" or not all(run.finished for run in read)]
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for at in kept:
-        title = head[at].replace(" test accuracy (%)", "\nacc %").replace(" to ", "\nto ").replace(" in total", "")
-        words = head[at] in ("algorithm", "rounds")
-        shown.add_column(title, justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    for row in rows:
-        cells = [NOTHING if one is None else escape(one) for one in row]
-        shown.add_row(*(cells[at].replace(" ± ", "±").replace(" (", "\n(") if at else cells[at] for at in kept))
+    head = [_title(head[at]) for at in kept]
+    cells = [[_cell(row[at], at) for at in kept] for row in rows]
     console.print()
-    console.print(shown)
+    show_table(console, head, cells, metrics, f"in the report and in fedge.results({str(folder)!r})")
     if any(group.seeds > 1 for group in groups):
         say(console, "mean ± standard deviation over the runs of a row, which differ in their seeds")
     console.print()
     return goal
+
+
+def _title(title: str) -> str:
+    """In two lines, so that columns are narrow."""
+    for long, short in ((" test accuracy (%)", "\nacc %"), (" to ", "\nto "), (" in total", ""), (" test ", "\n")):
+        title = title.replace(long, short)
+    return title
+
+
+def _cell(text: str | None, at: int) -> str:
+    shown = NOTHING if text is None else text
+    return shown.replace(" ± ", "±").replace(" (", "\n(") if at else shown
 
 
 @sweep_app.command("show", epilog=examples("fedge sweep show runs/steps"))

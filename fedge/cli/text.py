@@ -25,6 +25,13 @@ def percent(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.1f}"
 
 
+def standing(accuracy: float | None, loss: float | None, word: str = "") -> str:
+    """How good a run is: `91.3 %`, or `loss 0.147` where there is no accuracy; nothing before it was evaluated."""
+    if accuracy is not None:
+        return f"{word}{percent(accuracy)} %"
+    return "" if loss is None else f"loss {loss:.4g}"
+
+
 def megabytes(amount: float) -> str:
     return f"{amount:.1f}" if amount < 1000 else f"{amount:,.0f}"
 

@@ -23,6 +23,7 @@ class Progress:
     megabytes: float = 0.0  # both ways
     pace: float | None = None  # seconds per round, evaluation included
     diverged: bool = False  # the last test loss is not finite, or absurd
+    loss: float | None = None  # of the last evaluation
 
     @property
     def left(self) -> float | None:
@@ -63,6 +64,7 @@ class Meter:
             old.megabytes + (record["up_bytes"] + record["down_bytes"]) / 1e6,
             self._pace(),
             has_diverged(record, self._limit) if "test_loss" in record else old.diverged,
+            record.get("test_loss", old.loss),
         )
         return self.progress
 

@@ -27,6 +27,7 @@ from fedge.experiment.training import observe_of
 from fedge.experiment.values import made
 from fedge.federation import Federation
 from fedge.loop import cohorts
+from fedge.problem import check_metrics, problem_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
     algorithms = build_algorithms(experiment, federation)
     for label, algorithm in algorithms.items():
         check_clock(experiment, algorithm, label)
+        check_problem(experiment, algorithm, federation)
     return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
 
 
@@ -57,6 +59,18 @@ def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -
     if experiment.edge is None and isinstance(algorithm, Asynchronous):
         name = type(algorithm).__name__
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
+
+
+def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation) -> None:
+    """Said before there is a folder: metrics and a target that mean nothing for what is learnt."""
+    y = federation.data.train_y
+    with at("train"):
+        check_metrics(observe_of(experiment.train).functions, y, algorithm.loss)
+    if experiment.target is not None and problem_of(y, algorithm.loss).kind == "numbers":
+        raise ExperimentError(
+            f"target is {experiment.target:g}, but a target is a test accuracy, and a regression has none: leave it "
+            'out; until = {name = "reached", value = 0.9, metric = "test_r2"} in [train] ends a run that is good enough'
+        )
 
 
 def _edge(experiment: Experiment, federation: Federation) -> Edge | None:

@@ -13,6 +13,7 @@ from fedge.report.read import RunFolder
 Against = Literal["rounds", "MB", "seconds", "virtual_seconds", "joules"]
 MB = 1e6
 KNOWN = ("test_accuracy", "test_loss")
+REGRESSION = {"r2": 1, "mae": 2, "mse": 3}  # computed of every regression; their places in a narrow table
 
 
 class Curve(NamedTuple):
@@ -83,6 +84,22 @@ def own_metrics(runs: Iterable[RunFolder]) -> list[str]:
     return [key.removeprefix("test_") for key in keys if key.startswith("test_") and key not in KNOWN]
 
 
+def telling_metrics(runs: Sequence[RunFolder]) -> list[str]:
+    """Own metrics for a table with little room, the most telling first: those asked for, then those of any regression.
+
+    A squared error that is the loss in every round is left out: the loss is in the table already.
+    """
+    twice = all(map(_is_loss, (record for run in runs for record in run.rounds)))
+    found = [name for name in own_metrics(runs) if not (name == "mse" and twice)]
+    return sorted(found, key=lambda name: REGRESSION.get(name, 9 if name.startswith("client_") else 0))
+
+
+def _is_loss(record: dict[str, Any]) -> bool:
+    """Whether a round's squared error, if it has one, is its loss."""
+    error, loss = record.get("test_mse"), record.get("test_loss")
+    return not is_number(error) or (is_number(loss) and math.isclose(error, loss, rel_tol=1e-4))
+
+
 def final_metric(run: RunFolder, name: str) -> float | None:
     """The mean over the rounds that `final` means in the run's summary; without one, the last value."""
     rounds = run.summary.get("final_rounds")
@@ -95,6 +112,12 @@ def final_metric(run: RunFolder, name: str) -> float | None:
 
 def best_accuracy(run: RunFolder) -> float | None:
     return max(curve(run, "test_accuracy").y, default=None)
+
+
+def has_no_accuracy(runs: Iterable[RunFolder]) -> bool:
+    """Whether runs were evaluated and none of them has an accuracy, as in a regression: no target counts anything."""
+    records = [record for run in runs for record in run.rounds if "test_loss" in record]
+    return bool(records) and not any(is_number(record.get("test_accuracy")) for record in records)
 
 
 def to_target(run: RunFolder, target: float) -> Reached | None:

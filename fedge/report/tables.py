@@ -10,7 +10,7 @@ from itertools import zip_longest
 from fedge.report.dropouts import dropped
 from fedge.report.groups import Group
 from fedge.report.read import RunFolder
-from fedge.report.series import last, own_metrics
+from fedge.report.series import last, telling_metrics
 from fedge.report.summary import Cell, columns, hundred, summary_rows
 
 NOTHING = "–"
@@ -43,7 +43,7 @@ def _cell(tag: str, text: Cell, is_text: bool) -> str:
 
 def summary_table(groups: Sequence[Group], target: float | None, classes: Sequence[str] = ()) -> str:
     """One row per group: means over its runs, with their spread if there are several."""
-    head, rows = summary_rows(groups, columns(target, own_metrics(run for group in groups for run in group.runs)))
+    head, rows = summary_rows(groups, columns(target, telling_metrics([run for group in groups for run in group.runs])))
     return table(head, rows, classes=classes)
 
 

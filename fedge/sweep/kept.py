@@ -17,7 +17,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.labels import place
 from fedge.experiment.parsing import parse
-from fedge.experiment.setup import build, check_clock, check_train, make_algorithm, make_model
+from fedge.experiment.setup import build, check_clock, check_problem, check_train, make_algorithm, make_model
 from fedge.experiment.sweeps import Sweep
 from fedge.experiment.training import engine_of
 from fedge.report import open_tracker
@@ -95,7 +95,9 @@ def check_first(runner: Runner, sweep: Sweep) -> None:
         return made[outputs]
 
     for number, table in enumerate(first.algorithm, 1):
-        check_clock(first, make_algorithm(table, place(number, table), federation, model), place(number, table))
+        algorithm = make_algorithm(table, place(number, table), federation, model)
+        check_clock(first, algorithm, place(number, table))
+        check_problem(first, algorithm, federation)
 
 
 def run_all(runner: Runner, runs: Iterable[Kept], done: Callable[[Kept, Line], None]) -> None:
@@ -154,7 +156,8 @@ def _train(runner: Runner, run: Kept, folder: Path) -> Line:
         raise Stopped
     if trained.diverged is not None:
         note_failure(folder, trained.diverged)
-    return {"label": run.title, "rounds": trained.rounds, "failed": trained.diverged} | figures(trained)
+    about = {"label": run.title, "rounds": trained.rounds, "failed": trained.diverged}
+    return about | {"final_loss": trained.summary()["final_loss"]} | figures(trained)
 
 
 def _failed(run: Kept, folder: Path, error: Exception) -> Line:

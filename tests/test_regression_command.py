@@ -1,0 +1,130 @@
+"""A regression on the command line: it shows a loss and metrics where others show an accuracy, and refuses what needs classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedge
+from fedge.cli.app import app
+from fedge.cli.narrow import left_out
+from fedge.problem import check_metrics
+
+MINE = """
+import numpy as np
+import fedge
+
+def load(count: int = 90):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, 4)).astype("float32")
+    y = (x @ np.array([1.0, -2.0, 0.5, 3.0])).astype("float32")
+    return fedge.data.from_arrays(x[30:], y[30:], x[:30], y[:30])
+
+def within(outputs, y):
+    return float(((outputs.reshape(y.shape) - y).abs() < 1).float().mean())
+
+def vector(outputs, y):
+    return outputs.reshape(y.shape) - y
+
+def broken(outputs, y):
+    raise KeyError("owner")
+"""
+FILE = """
+name = "houses"
+[data]
+name = "mine.py:load"
+[partition]
+kind = "iid"
+clients = 3
+[model]
+name = "mlp"
+[train]
+rounds = 3
+metrics = ["mine.py:within", "rmse"]
+[[algorithm]]
+name = "fedavg"
+loss = "mse"
+lr = 0.05
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "houses.toml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def run(*settings: str, code: int = 0) -> str:
+    words = [word for setting in settings for word in ("--set", setting)]
+    result = CliRunner().invoke(app, ["run", "houses.toml", "--out", "out", "--no-report", *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_one_run_shows_loss_and_metrics(here: Path) -> None:
+    said = run()
+    (row,) = fedge.results("out")
+    shown = [f"{row[name]:.4g}" for name in ("final_loss", "final_loss", "final_within", "final_rmse", "final_r2")]
+    (line,) = (line.split() for line in said.splitlines() if line.startswith("fedavg  "))
+    assert line[1:7] == ["3", *shown]
+    assert "–" not in said
+    assert "acc %" not in said
+    assert f"fedavg: round 3/3, loss {row['final_loss']:.4g}, " in said
+
+
+def test_a_sweep_names_what_has_no_room_and_keeps_its_labels(here: Path) -> None:
+    said = run("algorithm.lr={sweep = [0.01, 0.05]}", "train.seeds=[0, 1]", "train.per_client=true")
+    table = [line for line in said.splitlines() if line.startswith("fedavg lr=") and "after" not in line]
+    assert [line[:14] for line in table] == ["fedavg lr=0.01", "fedavg lr=0.05"]
+    assert all(len(line) <= 80 for line in table)
+    assert "within" in said.partition("no room for")[0]
+    assert "mae: in the report and in fedge.results('out')" in said
+    assert "mse" not in said.replace("rmse", ""), "it is the loss, which is shown"
+    first = next(line for line in said.splitlines() if line.startswith("fedavg lr=0.01 seed=0:"))
+    assert ": loss " in first
+    assert "%" not in said
+
+
+def test_metrics_are_left_out_from_the_last_one_on() -> None:
+    head, rows = ["algorithm", "final\nr2", "final\nmae", "MB"], [["a" * 40, "0.5", "0.25", "1"]]
+    assert left_out(head, rows, ["r2", "mae"], 22 + 2 + 5 + 2 + 5 + 2 + 2) == []
+    assert left_out(head, rows, ["r2", "mae"], 22 + 2 + 5 + 2 + 5 + 2 + 1) == ["mae"]
+    assert left_out(head, rows, ["r2", "mae"], 10) == ["r2", "mae"]
+
+
+@pytest.mark.parametrize("more", [[], ["train.seeds=[0, 1]"]])
+def test_what_needs_classes_is_refused(here: Path, more: list[str]) -> None:
+    for name in ("f1", "auc", "balanced_accuracy", "perplexity"):
+        said = run(f'train.metrics=["{name}"]', *more, code=2)
+        assert f"metric '{name}' does not fit" in said
+        assert "for which there are mae, mse, r2, rmse; or give a function" in said
+    said = run("target=0.9", *more, code=2)
+    assert "target is 0.9, but a target is a test accuracy, and a regression has none: leave it out" in said
+    assert not list(here.glob("out/*/rounds.jsonl"))
+
+
+def test_metrics_of_ours_fit_their_problem() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((20, 4)).astype("float32"), np.arange(20) % 2
+    classes = fedge.Federation(fedge.data.from_arrays(x, y, x, y), [range(20)])
+    model = fedge.models.mlp(inputs=4, outputs=2, seed=0)
+    with pytest.raises(
+        ValueError, match=r"metric 'off' does not fit: this run learns classes, .* are auc, .* perplexity"
+    ):
+        fedge.train(fedge.FedAvg(model), classes, rounds=1, observe=fedge.Observe(metrics={"off": "r2"}))
+    check_metrics({"r2": lambda outputs, y: 1.0}, classes.data.train_y, fedge.cross_entropy)  # of the user's own
+    holds = classes.data.train_y.float()
+    check_metrics(["f1", "auc"], holds, lambda outputs, y: outputs)  # 0 and 1 under a loss of the user's own
+    with pytest.raises(ValueError, match="metric 'f1' does not fit"):
+        check_metrics(["f1"], holds + 0.5, fedge.losses.mse)
+
+
+def test_the_help_writes_lists_as_a_file_does() -> None:
+    said = " ".join(CliRunner().invoke(app, ["run", "--help"]).output.split())
+    assert "(seeds = [0, 1, 2], lr = {sweep = [0.05, 0.1]})" in said
