@@ -5,12 +5,14 @@ Examples are scored in batches. Sums are kept, not scores, unless a metric is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedge.checks import brief
 from fedge.core import Algorithm
 from fedge.data import Data
 from fedge.engine.runtime import Runtime
@@ -79,7 +81,7 @@ class Tally:
         """One batch of `total` examples."""
         self.losses.append(self.algorithm.losses(found, y).double())
         for name, metric in self.streamed.items():
-            sums = metric.sums(found, y)
+            sums: Tensor = measured(name, metric.sums, found, y)
             self.sums[name] = sums if name not in self.sums else self.sums[name] + sums
         if self.classes:
             self.right.append(found.argmax(1) == y)
@@ -100,8 +102,10 @@ class Tally:
         result: dict[str, Any] = {"loss": float(torch.cat(self.losses).mean())}
         whole = torch.cat(self.kept) if self.kept else None
         for name, metric in self.metrics.items():
-            one = metric.value(self.sums[name]) if isinstance(metric, Streamed) else metric(whole, y)  # type: ignore[arg-type]
-            result[name] = number(name, one)
+            if isinstance(metric, Streamed):
+                result[name] = number(name, measured(name, metric.value, self.sums[name]))
+            else:
+                result[name] = number(name, measured(name, metric, whole, y))
         return result | (self._by_class(y) if self.classes else {})
 
     def _by_class(self, y: Tensor) -> dict[str, Any]:
@@ -117,7 +121,19 @@ def number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"metric {name!r} gave {value!r}, it must give one number") from None
+        gave = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else brief(value)
+        raise ValueError(f"metric {name!r} gave {gave}, it must give one number") from None
+
+
+def measured(name: str, function: Callable[..., Any], *given: Any) -> Any:
+    """What a metric gives; what it raises says which metric it was, and where."""
+    try:
+        return function(*given)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((one for one in reversed(frames) if "site-packages" not in one.filename), frames[-1])  # not torch's
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"metric {name!r} raised {words} ({last.filename}, line {last.lineno})") from error
 
 
 def problem_at(algorithm: Algorithm[Any], model: Handle, x: Inputs, y: Tensor, values: Sequence[int] = ()) -> Problem:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedge import inputs
 from fedge.core import Algorithm, Params
 from fedge.engine.runtime import Runtime, plain_runtime
-from fedge.evaluate import Judge, batches, number
+from fedge.evaluate import Judge, batches, measured, number
 from fedge.federation import Federation
 from fedge.hooks import Observe, Record
 from fedge.metrics import Accuracy, Metric, best_of, named
@@ -58,7 +58,7 @@ class Clients:
                 continue
             found["loss"].append(float(algorithm.losses(outputs, y).double().mean()))
             for name, metric in wanted.items():
-                found[name].append(number(name, metric(outputs, y)))
+                found[name].append(number(name, measured(name, metric, outputs, y)))
         return found
 
     @torch.no_grad()

@@ -327,6 +327,10 @@ def test_load_run(file: Path, tmp_path: Path) -> None:
     assert torch.equal(fedge.load_run(one.folder, run_code=True).scores(x), expected)
     given = type(one.run.algorithm)(one.run.algorithm.model, lr=0.1)
     assert torch.equal(fedge.load_run(one.folder, given).scores(x), expected)
+    file.with_name("mine.py").write_text(MINE + "# changed")
+    with pytest.raises(RunFolderError, match=r"has changed since .* or give it .*load_run\('.*/half', algorithm\)"):
+        fedge.load_run(one.folder, run_code=True)
+    assert torch.equal(fedge.load_run(one.folder, given).scores(x), expected)
 
 
 def test_own_data_alone_need_no_code_to_load_a_run(file: Path, tmp_path: Path) -> None:

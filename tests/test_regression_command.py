@@ -1,4 +1,4 @@
-"""A regression on the command line: it shows a loss and metrics where others show an accuracy, and refuses what needs classes."""
+"""A regression on the command line: loss and metrics instead of an accuracy; what needs classes is refused."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*settings: str, code: int = 0) -> str:
+def run(*settings: str, code: int = 0, out: str = "out") -> str:
     words = [word for setting in settings for word in ("--set", setting)]
-    result = CliRunner().invoke(app, ["run", "houses.toml", "--out", "out", "--no-report", *words])
+    result = CliRunner().invoke(app, ["run", "houses.toml", "--out", out, "--no-report", *words])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -123,6 +123,25 @@ def test_metrics_of_ours_fit_their_problem() -> None:
     check_metrics(["f1", "auc"], holds, lambda outputs, y: outputs)  # 0 and 1 under a loss of the user's own
     with pytest.raises(ValueError, match="metric 'f1' does not fit"):
         check_metrics(["f1"], holds + 0.5, fedge.losses.mse)
+
+
+def test_a_metric_that_fails_is_named_with_its_line(here: Path) -> None:
+    line = 1 + MINE.splitlines().index('    raise KeyError("owner")')
+    said = run('train.metrics=["mine.py:broken"]', code=2)
+    assert f"metric 'broken' raised KeyError: 'owner' ({here / 'mine.py'}, line {line})" in said
+    said = run('train.metrics=["mine.py:vector"]', "train.seeds=[0, 1]", "train.rounds=1", code=1, out="two")
+    assert said.count("Error:") == 1, "one reason, said once for both runs"
+    assert "fedavg seed=0, fedavg seed=1 failed: fedavg: metric 'vector' gave a tensor of shape [30], it must" in said
+
+
+def test_a_report_says_that_its_target_counts_nothing(here: Path) -> None:
+    run("train.rounds=1")
+    result = CliRunner().invoke(app, ["report", "out", "--target", "0.9"])
+    assert result.exit_code == 0
+    said = "counts nothing: it is a test accuracy, and no run has one"
+    assert f"target 0.9 {said}" in result.stderr
+    assert "The target 0.9 counts nothing" in (here / "out" / "report.html").read_text()
+    assert said not in CliRunner().invoke(app, ["report", "out"]).stderr
 
 
 def test_the_help_writes_lists_as_a_file_does() -> None:

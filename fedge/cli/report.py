@@ -11,8 +11,8 @@ import typer
 
 from fedge.cli.errors import one_line
 from fedge.experiment import run_folders
-from fedge.report import ReportError, write_report
-from fedge.report.series import check_target
+from fedge.report import ReportError, read_all, write_report
+from fedge.report.series import check_target, has_no_accuracy
 from fedge.report.targets import stated_target
 from fedge.report.write import needs_matplotlib
 
@@ -49,7 +49,10 @@ def report(
         folders = [folder for path in runs for folder in _expand(path)]
         if out is None and len(runs) == 1:
             out = runs[0]
-        page = write_report(folders, out, stated_target(runs) if target is None else target)
+        goal = stated_target(runs) if target is None else target
+        page = write_report(folders, out, goal)
+        if goal is not None and has_no_accuracy(read_all(folders)):
+            typer.echo(f"target {goal:g} counts nothing: it is a test accuracy, and no run has one", err=True)
     typer.echo(str(page))
     if open_:
         webbrowser.open(page.resolve().as_uri())

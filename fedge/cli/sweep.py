@@ -93,7 +93,12 @@ def sweep_result(job: Plan, console: Console) -> dict[str, Any]:
 
 
 def _failures(states: dict[str, State]) -> Iterator[str]:
-    return (f"{title} failed: {one.why}" for title, one in states.items() if one.word == "failed")
+    """A reason once, with all runs that it ended."""
+    titles: dict[str, list[str]] = {}
+    for title, one in states.items():
+        if one.word == "failed":
+            titles.setdefault(one.why, []).append(title)
+    return (f"{', '.join(several)} failed: {why}" for why, several in titles.items())
 
 
 def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, console: Console) -> float | None:

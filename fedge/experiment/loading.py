@@ -99,7 +99,10 @@ def _algorithm(folder: Path, config: dict[str, Any], run_code: bool) -> Algorith
             experiment = parse(table | {"algorithm": [table["algorithm"]]})
             return build_algorithms(experiment, _stand_in(folder, experiment.data))[table["algorithm"]["label"]]
     except ExperimentError as error:
-        raise RunFolderError(f"cannot make the algorithm of {folder} again: {error}") from error
+        raise RunFolderError(
+            f"cannot make the algorithm of {folder} again: {error}; or give it from Python, which runs no file: "
+            f"fedge.load_run({str(folder)!r}, algorithm).save('model.pt')"
+        ) from error
 
 
 def _check_same(folder: Path, algorithm: Algorithm[Any], config: dict[str, Any]) -> None:

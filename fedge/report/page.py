@@ -16,7 +16,7 @@ from fedge.report.filters import Filters
 from fedge.report.groups import Group, grouped
 from fedge.report.losses import other_losses
 from fedge.report.read import RunFolder
-from fedge.report.series import curve
+from fedge.report.series import curve, has_no_accuracy
 from fedge.report.style import BEST, MOST_LINES, looks, rank
 from fedge.report.svg import inline
 from fedge.report.tables import MOST_DROPS, device_table, dropouts_table, summary_table, table
@@ -121,7 +121,9 @@ def _notes(runs: Sequence[RunFolder], groups: Sequence[Group], goal: Goal) -> It
             "Runs that differ in their seeds are one row: mean ± sample standard deviation. (2 of 3): so many of them "
             "have such a value, and only they count."
         )
-    if goal.target is not None:
+    if goal.target is not None and has_no_accuracy(runs):
+        yield _note(f"The target {goal.target:g} counts nothing: a target is a test accuracy, and no run has one.")
+    elif goal.target is not None:
         yield _note(
             f"The target is a test accuracy of {100 * goal.target:.4g} %; what it took is read at the first evaluated "
             f"round that reaches it.{DEFAULT_TARGET * goal.default}"
