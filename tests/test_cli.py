@@ -267,7 +267,7 @@ def test_the_table_fits_into_80_columns() -> None:
     row |= {"final_accuracy": 1.0, "best_accuracy": 1.0, "up_bytes": 99.9e6, "down_bytes": 99.9e6}
     row |= {"rounds_to_target": 1000, "megabytes_to_target": 199.8, "seconds": 999.9}
     console = Console(width=80, record=True)
-    console.print(results.table([row], 0.85))
+    results.print_table(console, [row | {"metrics": {}}], 0.85, Path("runs"))
     *_, last = console.export_text().splitlines()
     assert last.split("  ")[0] == "FedOVA + spectral"
     assert last.endswith("999.9")
