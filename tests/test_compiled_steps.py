@@ -160,3 +160,39 @@ def test_operations_that_overwrite_are_known() -> None:
     """An operation of torch that writes into its first argument ends in an underscore."""
     written = {rule for rule in RULES if rule._schema.is_mutable}
     assert written == set(c_source.IN_PLACE)
+
+
+def test_large_batches_are_left_to_torch() -> None:
+    """Their intermediate arrays would not fit a thread's stack: a crash that nothing can catch."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6000, 8, generator=generator), torch.randint(0, 3, (6000,), generator=generator)
+    data = fedge.data.from_arrays(x, y, x[:50], y[:50])
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=2, seed=0))
+    algorithm = fedge.FedAvg(fedge.models.mlp(8, (128,), 3, seed=0), epochs=1, batch_size=3000, lr=0.1)
+    link = Simulator(algorithm, federation, compile=True)
+    run = fedge.train(algorithm, federation, rounds=2, link=link)
+    assert run.rounds == 2
+    assert programs(link) == [None]
+
+
+def test_a_damaged_program_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    text = "int run(void) { return 7; }"
+    with monkeypatch.context() as broken:
+        broken.setattr(c_library, "_compile", lambda path, text, library: library.write_bytes(b"\x7fELF"))
+        with pytest.raises(c_library.NoCompiler, match="cannot be kept or loaded"):
+            c_library.load(text)
+    assert [file.stat().st_size for file in own_cache.glob("*.so")] == [4]
+    run, fresh = c_library.load(text)
+    assert (run(), fresh) == (7, True)
+    assert c_library.load(text)[1] is False
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "fedge"):
+        _, link = trained(algorithms(False)["fedavg"], problem(False), compile=True)
+    assert set(programs(link)) == {None}
+    assert "set XDG_CACHE_HOME" in caplog.text

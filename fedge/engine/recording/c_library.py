@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,19 @@ def _processor() -> str:
 
 
 def load(text: str) -> tuple[Any, bool]:
-    """The function `run` of a program, and whether it had to be compiled."""
+    """The function `run` of a program, and whether it had to be compiled; a damaged file is compiled anew."""
     path, about = compiler()
     name = hashlib.sha256("\0".join([text, path, about, *FLAGS, _processor()]).encode()).hexdigest()[:32]
-    library = folder() / f"{name}.so"
-    fresh = not library.is_file()
-    if fresh:
+    try:
+        library = folder() / f"{name}.so"
+        if library.is_file():
+            with suppress(OSError, AttributeError):
+                return ctypes.CDLL(str(library)).run, False
+            library.unlink()
         _compile(path, text, library)
-    return ctypes.CDLL(str(library)).run, fresh
+        return ctypes.CDLL(str(library)).run, True
+    except (OSError, AttributeError) as error:
+        raise NoCompiler(f"compiled steps cannot be kept or loaded ({error}): set XDG_CACHE_HOME") from error
 
 
 def _compile(path: str, text: str, library: Path) -> None:

@@ -22,6 +22,7 @@ from fedge.engine.recording.c_products import PRELUDE
 
 aten = torch.ops.aten
 
+STACK = 1 << 18  # bytes: a thread may have half a MiB of stack in all
 TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "int64_t", torch.bool: "uint8_t"}
 
 
@@ -62,6 +63,7 @@ class Source:
         self.constants: list[Tensor] = []
         self.values: dict[Node, Value] = {}
         self.count = 0
+        self.stack = 0  # bytes of arrays of a job's own
         inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
         for i, (node, leaf) in enumerate(zip(inputs, leaves, strict=True)):
             self.values[node] = Value(f"in{i}", tuple(leaf.shape), _strides(leaf.shape), _known(leaf.dtype))
@@ -94,6 +96,9 @@ class Source:
         self.count += 1
         name = f"t{self.count}"
         size = max(1, math.prod(shape))
+        self.stack += size * dtype.itemsize + 64
+        if self.stack > STACK:
+            raise NoRule(f"a client's step needs more than {STACK >> 10} KiB beside what it carries")
         self.lines.append(f"{TYPES[_known(dtype)]} {name}[{size}] __attribute__((aligned(64)));")
         return Value(name, tuple(shape), _strides(shape), dtype)
 
