@@ -473,3 +473,24 @@ def test_a_run_that_lies_have_spoilt_goes_on_from_its_last_good_checkpoint(
 def test_an_honest_run_leaves_one_checkpoint(tmp_path: Path) -> None:
     go(tmp_path / "a", rounds=4)
     assert not (tmp_path / "a/good.pt").exists()
+
+
+class Shell:
+    """A pickle that would write a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.write_text, (self.path, "read"))
+
+
+@pytest.mark.parametrize("content", ["object", "list"])
+def test_a_crafted_checkpoint_runs_nothing_and_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    """Its checksum is right, as an attacker's would be."""
+    path, trace = tmp_path / "checkpoint.pt", tmp_path / "trace"
+    checkpoint.save(path, {"state": Shell(trace)} if content == "object" else [1])  # type: ignore[arg-type]
+    with pytest.raises(checkpoint.CheckpointError, match="checkpoint") as refused:
+        checkpoint.load(path)
+    assert "\n" not in str(refused.value)
+    assert not trace.exists()

@@ -41,7 +41,12 @@ def load(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     body = _body(path, raw)
-    content: dict[str, Any] = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+    try:
+        content = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+    except Exception as error:  # torch tells of foreign objects and of damage in many ways
+        raise CheckpointError(f"{path} holds what no checkpoint holds ({type(error).__name__}): delete it") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected the dict of a checkpoint")
     return content
 
 
