@@ -58,7 +58,10 @@ from tests import paper
 
 ROOT = Path(__file__).parents[1]
 # Short forms that have a module of their own.
-ELSEWHERE = {"rounds": "test_rounds.py", "paper": "test_paper.py", "curvature": "test_curvature_page.py"}
+ELSEWHERE = {
+    "rounds": "test_rounds.py", "paper": "test_paper.py", "curvature": "test_curvature_page.py",
+    "diet": "test_diet.py", "new_class": "test_new_class.py",
+}  # fmt: skip
 
 
 class Smaller:

@@ -481,7 +481,7 @@ class Shell:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, tuple[Path, str]]:
         return (Path.write_text, (self.path, "read"))
 
 

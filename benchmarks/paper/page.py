@@ -51,7 +51,8 @@ FedOVA with fewer bytes in [FedOVA on a diet](diet.md).
 
 {note}
 
-- *Ours* is the mean of the last 20 rounds' test accuracies (of 10, where there are 100 rounds), mean ± standard deviation over the seeds; FedAvg, FedOVA
+- *Ours* is the mean of the last 20 rounds' test accuracies (of 10, where there are 100 rounds), mean ± standard
+  deviation over the seeds; FedAvg, FedOVA
   and data sharing are judged at the mean of their parameters over about 20 late rounds unless the label says *plain*.
 - *At FedAvg's bytes*: the mean accuracy of the last {late} rounds that FedAvg's bytes of the whole run pay for (those
   of two labels per client where the cell has no FedAvg). A cheaper run is not continued: it is judged at its end.

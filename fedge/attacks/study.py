@@ -35,6 +35,7 @@ DEFENCES = {  # what is tried by default, with settings for cohorts of some 20 c
     RECOMMENDED: "bounded_mean",
 }
 ELSEWHERE = ("device", "checkpoint_every", "chunk", "workers")  # fields that leave the numbers alone
+LATER = {"per_client": False, "keep": "last", "server_lr_decay": 1.0, "server_warmup": 0}  # since the first results
 Line = dict[str, Any]
 
 
@@ -69,11 +70,18 @@ def cases(
             yield from (Case(label, kind, share, defence, seed, config) for share in shares for kind in kinds)
 
 
+def _without(table: dict[str, Any]) -> dict[str, Any]:
+    """A table, and those inside it, without later fields that do nothing."""
+    kept = {name: one for name, one in table.items() if name not in LATER or one != LATER[name]}
+    return {name: _without(one) if isinstance(one, dict) else one for name, one in kept.items()}
+
+
 def _checksum(experiment: Experiment, label: str) -> str:
     """Of what decides the numbers; a field of [train] that is not set does not, so results outlive new fields."""
     config = experiment.config(label)
     given = {name: one for name, one in config["train"].items() if one is not None and name not in ELSEWHERE}
-    plain = {**config, "train": given}
+    given["compile"] = bool(config["train"].get("compile"))  # None: as the engine likes
+    plain = {**config, "train": _without(given), "algorithm": _without(config["algorithm"])}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -80,7 +80,8 @@ def parameters_of(handle: Handle) -> tree.Params:
 
 
 def has_convolutions(module: nn.Module) -> bool:
-    return any(isinstance(layer, _ConvNd) for layer in module.modules())
+    """False of what is no module, too: the handle says what is wrong with it."""
+    return isinstance(module, nn.Module) and any(isinstance(layer, _ConvNd) for layer in module.modules())
 
 
 def _activations(handle: Handle, params: tree.Params, example: Inputs) -> int:
