@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,7 @@ def test_the_command_for_a_gpu(tmp_path: Path, smaller: Smaller, capsys: pytest.
 
     def one(line: Any, *rest: Any) -> Any:
         if line is wrong:
+            warnings.warn("a step runs slower", stacklevel=1)
             raise RuntimeError("no such kernel")
         return first(line, *rest)
 
@@ -252,7 +254,11 @@ def test_the_command_for_a_gpu(tmp_path: Path, smaller: Smaller, capsys: pytest.
     said = capsys.readouterr().out
     assert "long: passed over" in said
     assert "wrong: FAILED, RuntimeError: no such kernel" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.json", "wrong.failed.txt"}
+    why = (tmp_path / "wrong.failed.txt").read_text()
+    assert why.startswith("Traceback")
+    assert "in one" in why
+    assert why.endswith("RuntimeError: no such kernel\nwarned: UserWarning: a step runs slower\n")
     (timing,) = json.loads((tmp_path / "mine.json").read_text())["timings"]
     assert timing["workload"] == "B"
     assert {"steps", "uploads"} <= {share[0] for share in timing["split"]}

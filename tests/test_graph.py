@@ -188,6 +188,43 @@ class Packing(nn.Module):
         return self.out(self.rnn(packed)[1][0])
 
 
+class Flattening(nn.Module):
+    """A recurrent net that asks for one block of weights itself, as is often written."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn, self.out = kind(3, 5, 2, batch_first=True).double(), nn.Linear(5, CLASSES).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rnn.flatten_parameters()
+        found: Tensor = self.out(self.rnn(x)[0][:, -1])
+        return found
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_weights_are_not_moved_as_on_a_gpu(kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch) -> None:
+    """There torch asks where new weights lie, and moves them: those of many clients lie nowhere."""
+    moved: list[int] = []
+    module = Flattening(kind)
+
+    def flatten(self: nn.RNNBase) -> None:
+        moved.extend(weight.data_ptr() for weight in self.parameters())
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten)
+    module(torch.zeros(1, 2, 3, dtype=torch.float64))
+    assert moved, "torch no longer calls it by this name"
+    handle = GraphHandle(module, cross_entropy)
+    moved.clear()
+    params = {name: torch.stack([leaf.detach(), 2 * leaf.detach()]) for name, leaf in module.named_parameters()}
+    x = torch.randn(2, SIZE, 6, 3, generator=generator(2), dtype=torch.float64)
+    batch = Batch(x, torch.arange(SIZE).expand(2, -1) % CLASSES, torch.ones(2, SIZE, dtype=torch.bool), torch.arange(2))
+    found = torch.func.vmap(handle.grad)(params, batch)
+    assert not moved
+    for at in range(2):
+        own, mine = job(params, batch, at)
+        assert close({name: leaf[at] for name, leaf in found.items()}, by_hand(module, own, mine)) < 1e-10
+
+
 def test_packed_sequences_are_refused_with_what_to_do() -> None:
     network = Network(Packing, (6,))
     shared, algorithm = federation(network), fedge.FedAvg(network.module())

@@ -3,7 +3,9 @@
     python -m benchmarks.speed.gpu --out DIR [--device cuda] [--seconds 150] [NAME ...]
 
 Every line of PLAN is measured by itself and written to DIR/NAME.json at once, in the form of `fedge bench --json`. One
-that would probably not end in the seconds that are left is passed over and named. `--device cpu --short` rehearses it.
+that would probably not end in the seconds that are left is passed over and named; DIR/NAME.failed.txt keeps why one
+failed, and what was warned of (a step that cannot be recorded is slow and no failure) stands in the file, too.
+`--device cpu --short` rehearses it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +68,10 @@ def said(line: Line, timing: Timing) -> str:
     return f"{line.name}: {1e3 * timing.median:.3f} ms per round{ratio}{share}, first round {timing.first:.1f} s"
 
 
+def texts(heard: list[warnings.WarningMessage]) -> list[str]:
+    return [f"{one.category.__name__}: {one.message}" for one in heard]
+
+
 def run(out: Path, device: str, seconds: float, lines: tuple[Line, ...], short: bool) -> None:
     begin = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
@@ -74,17 +81,21 @@ def run(out: Path, device: str, seconds: float, lines: tuple[Line, ...], short: 
         if line.seconds > left:
             print(f"{line.name}: passed over, {left:.0f} s left and about {line.seconds:.0f} needed", flush=True)
             continue
-        try:
-            timing = one(line, device, short)
-        except Exception as error:  # the others are still wanted
-            traceback.print_exc()
-            print(f"{line.name}: FAILED, {type(error).__name__}: {error}", flush=True)
-            continue
-        settings = {"precision": line.precision, "compile": line.compile}
+        failed = out / f"{line.name}.failed.txt"
+        failed.unlink(missing_ok=True)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("default")
+            try:
+                timing = one(line, device, short)
+            except Exception as error:  # the others are still wanted
+                failed.write_text(traceback.format_exc() + "".join(f"warned: {text}\n" for text in texts(heard)))
+                print(f"{failed.read_text()}{line.name}: FAILED, {type(error).__name__}: {error}", flush=True)
+                continue
+        settings = {"precision": line.precision, "compile": line.compile, "warnings": texts(heard)}
         (out / f"{line.name}.json").write_text(
             json.dumps({**about, **settings, "timings": [figures(timing)]}, indent=1)
         )
-        print(said(line, timing), flush=True)
+        print(said(line, timing), *(f"    warned: {text}" for text in texts(heard)), sep="\n", flush=True)
         for share in timing.split:
             print(f"    {share.section:24} host {share.host:8.3f}  GPU {share.gpu or 0:8.3f}", flush=True)
         if device != "cpu":

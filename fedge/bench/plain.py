@@ -36,6 +36,9 @@ def _round(start: nn.Module, work: list[tuple[Tensor, Tensor]], algorithm: FedAv
     total = [torch.zeros_like(p) for p in start.parameters()]
     for x, y in work:
         model = copy.deepcopy(start)
+        for layer in model.modules():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # a copy's weights lie apart, which cuDNN is slower with
         _client(model, x, y, algorithm)
         with torch.no_grad():
             torch._foreach_add_(total, list(model.parameters()), alpha=len(y))

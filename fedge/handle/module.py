@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -40,3 +42,20 @@ def is_still(layer: nn.Module) -> bool:
     """Whether it is a normalisation with running statistics in evaluation mode: it uses them and leaves them alone."""
     tracks = isinstance(layer, _BatchNorm | _InstanceNorm) and layer.track_running_stats
     return tracks and not layer.training and layer.running_mean is not None
+
+
+def leave_weights_apart(module: nn.Module) -> None:
+    """Keep recurrent layers from moving their weights into one block of a GPU's memory.
+
+    torch does it whenever it sees new weights, which here is at every call: it asks where they lie, and the weights of
+    many clients (vmap) lie nowhere; those of one belong to somebody else, who would find them moved.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+    for layer in layers:
+        layer.flatten_parameters = _nothing  # type: ignore[method-assign]
+    if any(weight.is_cuda for layer in layers for weight in layer.parameters()):
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous", UserWarning)
+
+
+def _nothing() -> None:
+    pass

@@ -18,7 +18,7 @@ from fedge.core import Batch, Loss, Params
 from fedge.handle import curvature
 from fedge.handle.addressed_dropout import AddressedDropout
 from fedge.handle.fisher_diagonal import separable
-from fedge.handle.module import check_module, is_still
+from fedge.handle.module import check_module, is_still, leave_weights_apart
 from fedge.handle.recurrent import ByStep
 from fedge.inputs import Inputs, arguments
 
@@ -47,6 +47,7 @@ class Handle:
     def __init__(self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu") -> None:
         check_module(module)
         self.module = copy.deepcopy(module).to(device).requires_grad_(False)
+        leave_weights_apart(self.module)
         self._still = [layer for layer in self.module.modules() if is_still(layer)]
         self.per_example = loss
         self._separable: list[str] | None = None
