@@ -183,6 +183,17 @@ class Share:
     beta: float
 
 
+class At(NamedTuple):
+    """The address of a phase. Rounds count from 1, setup is round 0."""
+
+    seed: int
+    round: int
+    phase: int
+
+
+SOMEWHERE = At(0, 0, 0)  # of a reply that no phase brought
+
+
 class Uploads(NamedTuple):
     """Every good upload of a phase, for `Gather`: parts [J, ...], weights [J] by part, row positions and clients."""
 
@@ -204,13 +215,15 @@ class Uploads(NamedTuple):
 class Reply:
     """The combined uploads of a phase, and how many there were: [] or, with rows, [rows].
 
-    `uploads` are the single ones, if the ask gathers them; `key` is an addressed key for what the server draws.
+    `uploads` are the single ones, if the ask gathers them; `key` is an addressed key for what the server draws, and
+    `at` says which seed, round and phase this is.
     """
 
     mean: Payload
     clients: Tensor
     uploads: Uploads | None = None
     key: int = 0
+    at: At = SOMEWHERE
 
     def row(self, index: int, row: int) -> Reply | None:
         """What came back for the row at a position of the ask, None if nobody held it."""
@@ -218,7 +231,7 @@ class Reply:
             return None
         part = {n: {k: v[index] for k, v in p.items()} for n, p in self.mean.items()}
         alone = None if self.uploads is None else self.uploads.row(index)
-        return Reply(part, self.clients[index], alone, keys.fold(self.key, row))
+        return Reply(part, self.clients[index], alone, keys.fold(self.key, row), self.at)
 
 
 class Drop(NamedTuple):
@@ -227,14 +240,6 @@ class Drop(NamedTuple):
     client: int
     task: str
     reason: str
-
-
-class At(NamedTuple):
-    """The address of a phase. Rounds count from 1, setup is round 0."""
-
-    seed: int
-    round: int
-    phase: int
 
 
 class Privacy(NamedTuple):
@@ -391,7 +396,7 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
             progress.cohort |= set(clients.tolist())
         replies, dropped = link.ask(at, asks, clients)
         address = keys.fold(seed, keys.SERVER, round, phase)
-        replies = [replace(one, key=keys.fold(address, place)) for place, one in enumerate(replies)]
+        replies = [replace(one, key=keys.fold(address, place), at=at) for place, one in enumerate(replies)]
         progress.dropped += dropped
         gone |= {drop.client for drop in dropped}
         clients = _without(clients, gone)

@@ -82,7 +82,7 @@ class Tally:
         self.losses.append(self.algorithm.losses(found, y).double())
         for name, metric in self.streamed.items():
             sums: Tensor = measured(name, metric.sums, found, y)
-            self.sums[name] = sums if name not in self.sums else self.sums[name] + sums
+            self.sums[name] = metric.joined(self.sums[name], sums) if name in self.sums else sums
         if self.classes:
             self.right.append(found.argmax(1) == y)
         if len(self.streamed) < len(self.metrics):

@@ -24,13 +24,15 @@ from fedge.losses import IGNORED, CrossEntropy, class_axis, fitted
 __all__ = ["Accuracy", "Confusion", "Errors", "Mean", "Perplexity", "Streamed", "auc"]
 
 Best = Literal["largest", "smallest"]
+CONSTANT = 1e-13  # targets that deviate less from their mean, relative to it, differ by rounding alone
 Metric = Callable[[Tensor, Tensor], Any]  # outputs, targets -> a number
 
 
 class Streamed(ABC):
     """A number made of sums: `sums` of one batch, added up over batches, and the `value` of the whole.
 
-    `sums` returns a float64 tensor of one shape, whatever the size of the batch.
+    `sums` returns a float64 tensor of one shape, whatever the size of the batch. Two batches are `joined` by adding
+    theirs up; a metric that would lose digits so joins them in its own way.
     """
 
     best: ClassVar[Best] = "largest"
@@ -40,6 +42,10 @@ class Streamed(ABC):
 
     @abstractmethod
     def value(self, sums: Tensor) -> float: ...
+
+    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+        """The sums of two batches together."""
+        return one + other
 
     def __call__(self, outputs: Tensor, y: Tensor) -> float:
         return self.value(self.sums(outputs, y))
@@ -116,9 +122,14 @@ class Confusion(Streamed):
 
 @dataclass(frozen=True)
 class Errors(Streamed):
-    """From the sums of y, y^2 and the errors, per output: mean squared and absolute error, and R^2.
+    """From the mean of y, sum (y - mean y)^2 and the errors, per output: mean squared and absolute error, and R^2.
 
-    R^2 = 1 - sum (y - f)^2 / sum (y - mean y)^2, the mean over the outputs that vary.
+    R^2 = 1 - sum (y - f)^2 / sum (y - mean y)^2, the mean over the outputs that vary. Batches are joined around their
+    means, so that targets far from 0 lose no digits: with d the difference of the means,
+
+        sum (y - mean y)^2 = sum_a (y - mean_a)^2 + sum_b (y - mean_b)^2 + d^2 n_a n_b / (n_a + n_b)
+
+    T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for Computing the Sample Variance", Am. Stat. 37 (1983).
     """
 
     of: Literal["mse", "rmse", "mae", "r2"]
@@ -130,18 +141,26 @@ class Errors(Streamed):
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
         wanted = y.double().reshape(len(y), -1)
         off = fitted(outputs, y).double().reshape(len(y), -1) - wanted
-        parts = (torch.ones_like(wanted), wanted, wanted.square(), off.square(), off.abs())
-        return torch.stack([part.sum(0) for part in parts])  # [5, outputs]
+        count, mean = torch.full_like(wanted[0], len(wanted)), wanted.mean(0)
+        parts = ((wanted - mean).square(), off.square(), off.abs())
+        return torch.stack([count, mean, *(part.sum(0) for part in parts)])  # [5, outputs]
+
+    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+        """Chan's formula: the mean and the squares around it, the rest added up."""
+        found = one + other
+        share, apart = other[0] / found[0], other[1] - one[1]
+        found[1] = one[1] + share * apart
+        found[2] += apart.square() * share * one[0]
+        return found
 
     def value(self, sums: Tensor) -> float:
-        count, total, squares, off, away = sums
+        count, mean, spread, off, away = sums
         if self.of == "mae":
             return _ratio(away.sum(), count.sum())
         if self.of != "r2":
             found = _ratio(off.sum(), count.sum())
             return found**0.5 if self.of == "rmse" else found
-        spread = squares - total.square() / count
-        varies = spread > 1e-12 * squares
+        varies = spread > count * (CONSTANT * mean).square()
         return float((1 - off / spread)[varies].mean()) if bool(varies.any()) else float("nan")
 
 

@@ -14,7 +14,9 @@ from fedge.engine.links.base_link import Around, BaseLink
 from fedge.engine.runtime import Runtime
 from fedge.federation import Federation
 from fedge.inputs import described, take
-from fedge.losses import LOSSES, cross_entropy
+from fedge.losses import LOSSES, CrossEntropy, bce, cross_entropy, huber, mae, mse
+
+FOR_NUMBERS = (mse, mae, huber, bce)  # losses of floating-point targets
 
 
 def check_arguments(algorithm: Any, federation: Any, seed: Any) -> None:
@@ -74,16 +76,26 @@ def check_model(algorithm: Algorithm[Any], runtime: Runtime, params: Params) -> 
     """One example through the model; torch's own errors say neither what nor why."""
     x, y = runtime.x, runtime.y
     _check_loss(algorithm.loss)
-    if y.is_floating_point() and algorithm.loss is cross_entropy:
-        raise ValueError(
-            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or another loss= "
-            "such as fedge.losses.mse"
-        )
+    _check_targets(algorithm.loss, y)
     try:
         algorithm.check(runtime.handle, params, x, y)
         runtime.handle.check_loss(params, take(x, slice(2)), y[:2])
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"the model cannot take an example of {described(x)}: {error}") from error
+
+
+def _check_targets(loss: Any, y: Tensor) -> None:
+    """A loss of ours that is for the other kind of targets."""
+    if y.is_floating_point() and (loss is cross_entropy or isinstance(loss, CrossEntropy)):
+        raise ValueError(
+            f"the labels are {y.dtype} and the loss is cross-entropy: give class numbers as int64, or another loss= "
+            "such as fedge.losses.mse"
+        )
+    if not y.is_floating_point() and any(loss is one for one in FOR_NUMBERS):
+        raise ValueError(
+            f"the targets are class numbers ({y.dtype}) and the loss is {loss.__name__}, which is for floating-point "
+            "ones: leave out loss=, or, if they are quantities, give them as floating-point numbers"
+        )
 
 
 def _check_loss(loss: Any) -> None:

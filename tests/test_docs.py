@@ -93,6 +93,12 @@ def test_experiment_files_parse(page: Path) -> None:
         read_sweep(marked(tomllib.loads(text), ROOT / "examples" / "own_parts"))
 
 
+def test_getting_started_shows_the_experiment_that_comes_with_fedge() -> None:
+    ((_, shown),) = blocks(ROOT / "docs" / "getting-started.md", "toml")
+    own = tomllib.loads((ROOT / "fedge" / "default.toml").read_text("utf-8"))
+    assert read_sweep(tomllib.loads(shown)).first == read_sweep(own).first
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_files(page: Path) -> None:
     missing = [link for link in links(page) if not (page.parent / link).exists()]

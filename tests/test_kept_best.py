@@ -178,7 +178,7 @@ def test_metrics_of_the_users_own_are_in_report_and_results(tmp_path: Path) -> N
     page = write_report([tmp_path / "run"], tmp_path / "page").read_text()
     assert "final test top2" in page
     assert "top2 against rounds" in page
-    assert (tmp_path / "page" / "figures" / "metric_1.png").is_file()
+    assert (tmp_path / "page" / "figures" / "metric_top2.png").is_file()
 
 
 def test_the_picture_of_a_regression_has_its_loss(tmp_path: Path) -> None:

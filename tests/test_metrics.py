@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,21 @@ def test_a_streamed_metric_does_not_depend_on_the_batches(name: str) -> None:
     out = torch.randn(97, 3, generator=g)
     y = torch.randn(97, 3, generator=g) if floats else torch.randint(3, (97,), generator=g)
     sums = [metric.sums(one, other) for one, other in zip(out.split(10), y.split(10), strict=True)]
-    assert metric.value(sum(sums[1:], sums[0])) == pytest.approx(metric(out, y), rel=1e-12)
+    assert metric.value(reduce(metric.joined, sums)) == pytest.approx(metric(out, y), rel=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, 1e7, 1e12])
+def test_r2_of_targets_far_from_zero(shift: float) -> None:
+    g = generator(4)
+    y = torch.randn(97, generator=g, dtype=torch.float64)
+    out, far = y + 0.5 * torch.randn(97, generator=g, dtype=torch.float64), y + shift
+    away = out - y  # the same errors, whatever the shift
+    wanted = 1 - float(away.square().sum() / (far - far.mean()).square().sum())
+    metric = METRICS["r2"]
+    assert isinstance(metric, Streamed)
+    sums = [metric.sums(one, other) for one, other in zip((far + away).split(10), far.split(10), strict=True)]
+    assert metric.value(reduce(metric.joined, sums)) == pytest.approx(wanted, rel=1e-3)
+    assert math.isnan(metric(out, torch.full_like(y, 0.1 + shift))), "targets that do not vary have no R2"
 
 
 def test_metrics_by_name_are_in_records_files_and_results(tmp_path: Path) -> None:

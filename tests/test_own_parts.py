@@ -65,6 +65,24 @@ def seeded(outputs: int, seed: int):
 class Half(fedge.FedAvg):
     share: float = 0.5
 
+@dataclass(frozen=True, eq=False)
+class Noted(fedge.FedAvg):
+    seed: int = -1
+
+    def init(self, params):
+        return {**super().init(params), "at": None}
+
+    def round(self, state):
+        flow = super().round(state)
+        reply = yield next(flow)
+        try:
+            flow.send(reply)
+        except StopIteration as end:
+            return {**end.value, "at": tuple(reply.at)}
+
+    def notes(self, state):
+        return {"at": state["at"], "field": self.seed}
+
 def f1(scores, labels):
     return float((scores.argmax(1) == labels).float().mean())
 
@@ -306,7 +324,7 @@ def test_looking_at_a_folder_runs_nothing(file: Path, tmp_path: Path) -> None:
         assert not ran(file), words
     done = fedge_command("export", "runs/mine/half-seed-0", "model.pt", cwd=tmp_path)
     assert done.returncode != 0
-    assert "loading a run runs none unasked" in done.stderr
+    assert "none is run unasked" in done.stderr
     assert not ran(file)
     assert len(fedge.results(tmp_path / "runs" / "mine")) == 2
     assert len(stored_sweep(tmp_path / "runs" / "mine").runs()) == 2
@@ -319,7 +337,7 @@ def test_looking_at_a_folder_runs_nothing(file: Path, tmp_path: Path) -> None:
 
 def test_load_run(file: Path, tmp_path: Path) -> None:
     (one,) = compare(load(file), tmp_path / "out")
-    with pytest.raises(RunFolderError, match=r"runs none unasked: give the algorithm"):
+    with pytest.raises(RunFolderError, match=r"none is run unasked: allow it"):
         fedge.load_run(one.folder)
     x = build(load(file)).federation.data.test_x
     assert one.run is not None
@@ -398,6 +416,39 @@ def test_the_csv_of_the_example_is_what_its_code_writes(tmp_path: Path) -> None:
         del sys.modules["pumps_example"]
     space["write"](tmp_path / "pumps.csv")
     assert (tmp_path / "pumps.csv").read_text() == EXAMPLE.with_name("pumps.csv").read_text()
+
+
+def test_an_algorithm_sees_the_seed_and_the_round(file: Path, tmp_path: Path) -> None:
+    settings = ["algorithm.name=mine.py:Noted", "train.seed=7"]
+    (one,) = compare(load(file, settings), tmp_path / "out")
+    assert one.run is not None
+    assert [record["at"] for record in one.run.history] == [(7, 1, 0), (7, 2, 0), (7, 3, 0)]
+    assert {record["field"] for record in one.run.history} == {7}, "a field `seed` is that of [train]"
+    assert one.run.device == torch.device("cpu")
+    (algorithm,) = build(load(file, [*settings, "algorithm.seed=3"])).algorithms.values()
+    assert getattr(algorithm, "seed", None) == 3
+    (two,) = compare(load(file, settings), tmp_path / "out", resume=True)
+    assert two.run is not None
+
+
+def test_partition_show_has_the_names_of_clients_and_labels(file: Path) -> None:
+    file.with_name("mine.py").write_text(
+        MINE
+        + """
+def words():
+    found = load()
+    y = np.array(["healthy", "broken"])
+    data = fedge.data.from_arrays(found.train_x, y[found.train_y], found.test_x, y[found.test_y])
+    return fedge.Federation(data, fedge.partition.by_group(np.array(["ann", "a-very-long-name-" * 2] * 20)))
+"""
+    )
+    words = ["partition", "show", str(file), "--set", 'data={name = "mine.py:words"}', "--set", "partition={}"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    head, first, second = found.output.splitlines()[-3:]
+    assert head.split() == ["label", "broken", "healthy"]
+    assert first.split()[0] == "a-very-long-name-a-very…"
+    assert second.split()[0] == "ann"
 
 
 def test_partition_show(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,47 @@ def test_what_needs_classes_is_refused(here: Path, more: list[str]) -> None:
     said = run("target=0.9", *more, code=2)
     assert "target is 0.9, but a target is a test accuracy, and a regression has none: leave it out" in said
     assert not list(here.glob("out/*/rounds.jsonl"))
+
+
+@pytest.mark.parametrize("more", [[], ["train.seeds=[0, 1]"]])
+def test_a_loss_for_other_targets_is_refused_before_anything_starts(here: Path, more: list[str]) -> None:
+    said = run("algorithm.loss=cross_entropy", *more, code=2)
+    assert "the labels are torch.float32 and the loss is cross-entropy" in " ".join(said.split())
+    digits = ['data={name = "digits"}', 'train.metrics=["f1"]', "algorithm.loss=mse"]
+    said = " ".join(run(*digits, *more, code=2).split())
+    assert "the targets are class numbers (torch.int64) and the loss is mse, which is for floating-point ones" in said
+    assert not list(here.glob("out/*/*"))
+
+
+def test_partition_show_of_a_regression(here: Path) -> None:
+    (here / "mine.py").write_text(
+        MINE
+        + """
+def owned():
+    data = load()
+    return fedge.Federation(data, fedge.partition.by_group(["ann"] * 10 + ["bob"] * 50))
+"""
+    )
+    words = ["partition", "show", "houses.toml", "--set", 'data={name = "mine.py:owned"}', "--set", "partition={}"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 0, said.output
+    lines = said.output.splitlines()
+    assert lines[0] == "2 clients, 60 examples, targets that are numbers (a regression)"
+    ann, bob = (line.split() for line in lines if line.strip().startswith(("ann", "bob")))
+    assert (ann[1], bob[1]) == ("10", "50")
+    assert float(ann[2]) < float(ann[3]) < float(ann[4])
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert found["targets"][0]["mean"] == pytest.approx(float(ann[3]), rel=1e-3)
+    refused = CliRunner().invoke(app, [*words, "--out", "p.png"])
+    assert refused.exit_code == 2
+    assert "a regression has none" in refused.output
+
+
+def test_the_picture_is_called_after_what_it_shows(here: Path) -> None:
+    said = CliRunner().invoke(app, ["run", "houses.toml", "--out", "out"])
+    assert said.exit_code == 0, said.output
+    assert (here / "out" / "loss.png").is_file()
+    assert not (here / "out" / "accuracy.png").exists()
 
 
 def test_metrics_of_ours_fit_their_problem() -> None:

@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE,
         "data",
         "partition",
+        "preflight",
         "models",
         "federation",
         "engine",

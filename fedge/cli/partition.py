@@ -19,6 +19,7 @@ from fedge.federation import Federation
 from fedge.report import partition_figure
 
 CLIENTS = 20  # rows of the picture made of letters, unless more are asked for
+WIDEST = 24  # letters of a client's name
 SHADES = (None, "on grey19", "on blue", "on dark_cyan", "on green4", "on dark_goldenrod")
 
 partition_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at who holds which examples.")
@@ -56,22 +57,34 @@ def show(
         if out is not None:
             _draw(federation, out)
     if json:
-        typer.echo(to_json(found | {"labels": federation.label_counts().tolist()}))
+        each = {"labels": federation.label_counts().tolist()} if _labelled(federation) else targets(federation)
+        typer.echo(to_json(found | each))
         return
     _print(Console(), federation, found, out, clients)
 
 
 def statistics(federation: Federation) -> dict[str, Any]:
-    """How many clients, examples and labels."""
-    if not federation.data.labelled:
-        raise ExperimentError("data: this is a regression, which has no labels to show")
-    counts = federation.label_counts()
-    return {
+    """How many clients, examples and labels; a regression has no labels."""
+    found = {
         "clients": federation.clients,
         "classes": federation.data.classes,
         "examples": len(federation.index),
         "examples_per_client": _spread(federation.sizes.numpy()),
-        "labels_per_client": _spread((counts > 0).sum(1).numpy()),
+    }
+    if not _labelled(federation):
+        return found
+    return found | {"labels_per_client": _spread((federation.label_counts() > 0).sum(1).numpy())}
+
+
+def _labelled(federation: Federation) -> bool:
+    return federation.data.labelled
+
+
+def targets(federation: Federation) -> dict[str, list[dict[str, float]]]:
+    """The smallest, mean and largest target of every client of a regression."""
+    mine = [federation.data.train_y[federation.examples(client)].double() for client in range(federation.clients)]
+    return {
+        "targets": [{"min": float(y.min()), "mean": float(y.mean()), "max": float(y.max())} for y in mine],
     }
 
 
@@ -80,18 +93,22 @@ def _spread(values: Any) -> dict[str, float]:
 
 
 def _draw(federation: Federation, out: Path) -> None:
+    if not _labelled(federation):
+        raise ExperimentError("--out draws how many examples of each label there are, a regression has none: leave it")
     figure = partition_figure(federation.label_counts().tolist(), federation.data.names)
     save_picture(figure, out)
 
 
 def _print(console: Console, federation: Federation, found: dict[str, Any], out: Path | None, rows: int) -> None:
-    console.print(f"{found['clients']} clients, {found['examples']} examples, {found['classes']} labels")
-    for name in ("examples", "labels"):
+    labelled = _labelled(federation)
+    learnt = f"{found['classes']} labels" if labelled else "targets that are numbers (a regression)"
+    console.print(f"{found['clients']} clients, {found['examples']} examples, {learnt}")
+    for name in ("examples", "labels") if labelled else ("examples",):
         low, middle, high = found[f"{name}_per_client"].values()
         console.print(f"{name} per client: min {low}, median {middle:g}, max {high}")
     console.print()
-    for line in heat_map(federation, console.width, rows):
-        console.print(line)
+    for line in heat_map(federation, console.width, rows) if labelled else numbers(federation, rows):
+        console.print(line, highlight=False)
     if rows < federation.clients:
         note = f"The first {rows} of {federation.clients} clients; --clients {federation.clients} shows all."
         console.print(note, style="dim", highlight=False)
@@ -103,16 +120,38 @@ def heat_map(federation: Federation, width: int, rows: int = CLIENTS) -> list[Te
     """The first clients down, labels across, examples as numbers on a shade; a dot is none."""
     counts = federation.label_counts()[:rows].tolist()
     names = list(federation.data.names) or [str(label) for label in range(federation.data.classes)]
-    wide = max(3, *(len(str(count)) + 1 for row in counts for count in row))
-    fits = max(1, (width - 12) // wide)
+    clients = _clients(federation, len(counts))
+    room, least = width - len(clients[0]) - 2, max(3, *(len(str(count)) + 1 for row in counts for count in row))
+    wide = max(least, min(max(map(len, names)) + 1, room // len(names)))  # whole names where they fit
+    fits = max(1, room // wide)
     most = max(max(row) for row in counts)
-    head = Text(f"{'label':>10}  ", "bold") + Text("".join(f"{name[: wide - 1]:>{wide}}" for name in names[:fits]))
-    lines = [head, *(_line(client, row[:fits], wide, most) for client, row in enumerate(counts))]
+    across = "".join(f"{name[: wide - 1]:>{wide}}" for name in names[:fits])
+    head = Text(f"{'label':>{len(clients[0])}}  ", "bold") + Text(across)
+    lines = [head, *(_line(client, row[:fits], wide, most) for client, row in zip(clients, counts, strict=True))]
     return [*lines, Text(f"... and {len(names) - fits} more labels", "dim")] if len(names) > fits else lines
 
 
-def _line(client: int, row: list[int], wide: int, most: int) -> Text:
-    line = Text(f"{'client ' + str(client):>10}  ")
+def numbers(federation: Federation, rows: int = CLIENTS) -> list[Text]:
+    """The first clients down; how many examples each has, and its smallest, mean and largest target."""
+    clients = _clients(federation, min(rows, federation.clients))
+    head = Text(f"{'target':>{len(clients[0])}}  {'examples':>8}  {'min':>10}  {'mean':>10}  {'max':>10}", "bold")
+    each = zip(clients, federation.sizes.tolist(), targets(federation)["targets"], strict=False)
+    return [head, *(Text(f"{who}  {size:>8}  {_three(found)}") for who, size, found in each)]
+
+
+def _three(found: dict[str, float]) -> str:
+    return "  ".join(f"{found[name]:>10.4g}" for name in ("min", "mean", "max"))
+
+
+def _clients(federation: Federation, rows: int) -> list[str]:
+    """What the first clients are called, all equally wide."""
+    named = [federation.name(client) if federation.names else f"client {client}" for client in range(rows)]
+    wide = max(10, min(WIDEST, max(map(len, named))))
+    return [f"{one if len(one) <= wide else one[: wide - 1] + '…':>{wide}}" for one in named]
+
+
+def _line(client: str, row: list[int], wide: int, most: int) -> Text:
+    line = Text(f"{client}  ")
     for count in row:
         shade = SHADES[0 if not count else 1 + (len(SHADES) - 2) * count // most]
         line.append(f"{count or '·':>{wide}}", shade or "dim")

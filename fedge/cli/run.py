@@ -25,10 +25,9 @@ from fedge.cli.text import say, to_json
 from fedge.cli.torchrun import program, stopping
 from fedge.engine.ranks.process_group import TIMEOUT, Group, RankLost, joined
 from fedge.experiment import ExperimentError, Outcome, Plan, Watch, build, compare, plan
-from fedge.report import MissingExtra, headline, write_report
+from fedge.report import MissingExtra, headline, read_all, write_report
+from fedge.report.series import has_no_accuracy
 from fedge.report.trackers import PACKAGES, missing
-
-PICTURE = "accuracy.png"
 
 
 def run(
@@ -192,7 +191,7 @@ def _report(runs: Sequence[Path], folder: Path, goal: float | None, console: Con
         return {}
     try:
         page = write_report(runs, folder, goal)
-        picture = headline(runs, folder / PICTURE)
+        picture = headline(runs, folder / f"{'loss' if has_no_accuracy(read_all(runs)) else 'accuracy'}.png")
     except MissingExtra as error:
         say(console, f"No report was written: {error}")
         return {}

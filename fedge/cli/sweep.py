@@ -15,6 +15,7 @@ from fedge.cli.interrupt import Interrupt
 from fedge.cli.listener import Say
 from fedge.cli.narrow import show as show_table
 from fedge.cli.progress import Display
+from fedge.cli.results import note
 from fedge.cli.text import examples, say, to_json
 from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
@@ -116,6 +117,10 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
     cells = [[_cell(row[at], at) for at in kept] for row in rows]
     console.print()
     show_table(console, head, cells, metrics, f"in the report and in fedge.results({str(folder)!r})")
+    if final := note([run.summary | {"failed": "final_rounds" not in run.summary} for run in read]):
+        say(console, f"{final}; best: the best round")
+    if goal is not None and not any(title.startswith("rounds\n") for title in head):
+        say(console, f"no run reached {100 * goal:.3g} %, the target")
     if any(group.seeds > 1 for group in groups):
         say(console, "mean ± standard deviation over the runs of a row, which differ in their seeds")
     console.print()

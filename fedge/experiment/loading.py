@@ -91,8 +91,8 @@ def _algorithm(folder: Path, config: dict[str, Any], run_code: bool) -> Algorith
     if needed and not run_code:
         files = ", ".join(one["path"] for one in needed.values())
         raise RunFolderError(
-            f"{folder} needs code that is not part of fedge ({files}), and loading a run runs none unasked: give the "
-            "algorithm, load_run(folder, algorithm), or allow it, load_run(folder, run_code=True) or --run-code"
+            f"{folder} needs code that is not part of fedge ({files}), and none is run unasked: allow it with "
+            "--run-code (in Python load_run(folder, run_code=True)), or give the algorithm, load_run(folder, algorithm)"
         )
     try:
         with nullcontext() if needed else unread():  # data of the user's own are not needed

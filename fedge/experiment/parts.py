@@ -107,7 +107,11 @@ MODEL = Part(MODELS, "name", frozenset({"inputs", "outputs"}), frozenset({"seed"
 TRAIN = Part({"train": Training}, None, frozenset({"algorithm", "federation", "out", "resume", "name"}))
 CHOICES: Any = ChainMap[str, Any](ASYNCHRONOUS, ALGORITHMS)  # a view, in which the last come first: names may be added
 ALGORITHM = Part(
-    CHOICES, "name", frozenset({"model", "inner"}), frozenset({"classes", "clients", "expected"}), own=_algorithm
+    CHOICES,
+    "name",
+    frozenset({"model", "inner"}),
+    frozenset({"classes", "clients", "expected", "seed"}),
+    own=_algorithm,
 )
 EDGE = Part({"edge": Edge})
 PARTS = {"data": DATA, "partition": PARTITION, "model": MODEL, "train": TRAIN, "edge": EDGE, "algorithm": ALGORITHM}

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedge import inputs
+from fedge import inputs, preflight
 from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
 from fedge.edge.settings import Edge
+from fedge.engine.runtime import Runtime
 from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
 from fedge.experiment.fields import Table, fields_of
@@ -26,6 +27,7 @@ from fedge.experiment.parts import ALGORITHM, DATA, MODEL, PARTITION, wraps
 from fedge.experiment.training import observe_of
 from fedge.experiment.values import made
 from fedge.federation import Federation
+from fedge.handle import Handle, parameters
 from fedge.loop import cohorts
 from fedge.problem import check_metrics, problem_of
 
@@ -50,7 +52,7 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
     algorithms = build_algorithms(experiment, federation)
     for label, algorithm in algorithms.items():
         check_clock(experiment, algorithm, label)
-        check_problem(experiment, algorithm, federation)
+        check_problem(experiment, algorithm, federation, label)
     return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
 
 
@@ -61,8 +63,8 @@ def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
 
 
-def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation) -> None:
-    """Said before there is a folder: metrics and a target that mean nothing for what is learnt."""
+def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:
+    """Said before there is a folder: a loss, metrics or a target that do not fit what is learnt."""
     y = federation.data.train_y
     if not hasattr(algorithm, "loss"):
         return  # `train` says that it needs one
@@ -73,6 +75,13 @@ def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation:
             f"target is {experiment.target:g}, but a target is a test accuracy, and a regression has none: leave it "
             'out; until = {name = "reached", value = 0.9, metric = "test_r2"} in [train] ends a run that is good enough'
         )
+    with at(where):
+        params = parameters(algorithm.model)
+        dtype = next(iter(params.values())).dtype
+        few = inputs.cast(inputs.take(federation.data.train_x, slice(2)), dtype)
+        targets = inputs.cast(y, dtype) if y.is_floating_point() else y
+        handle, cpu = Handle(algorithm.model, algorithm.loss), torch.device("cpu")
+        preflight.check_model(algorithm, Runtime(handle, cpu, few, targets, dtype=dtype), params)
 
 
 def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
@@ -152,8 +161,10 @@ def build_algorithms(experiment: Experiment, federation: Federation) -> dict[str
         return make_model(experiment.model, federation.data, outputs)
 
     numbered = enumerate(experiment.algorithm, 1)
-    cohort = experiment.train["cohort"]
-    made = [make_algorithm(table, place(n, table), federation, model, cohort=cohort) for n, table in numbered]
+    cohort, seed = experiment.train["cohort"], experiment.train.get("seed")
+    made = [
+        make_algorithm(table, place(n, table), federation, model, cohort=cohort, seed=seed) for n, table in numbered
+    ]
     return dict(zip(experiment.labels, made, strict=True))
 
 
@@ -197,6 +208,7 @@ def make_algorithm(
     model: Callable[[int], nn.Module],
     outputs: int | None = None,
     cohort: int | None = None,
+    seed: int | None = None,
 ) -> Algorithm[Any]:
     """An algorithm around a model, or around the algorithm that it wraps; `outputs` are what a wrapper wants inside."""
     kind = ALGORITHM.chosen(table, where)
@@ -208,10 +220,12 @@ def make_algorithm(
         given.setdefault("clients", federation.clients)
     if "expected" in hints:
         given.setdefault("expected", cohort or federation.clients)
+    if "seed" in hints and seed is not None:  # one of the user's own that draws by itself
+        given.setdefault("seed", seed)
     if wraps(kind, table):
         wanted = getattr(kind, "inner_outputs", None) or outputs
         within = inside(where, table["inner"])
-        given["inner"] = make_algorithm(table["inner"], within, federation, model, wanted, cohort)
+        given["inner"] = make_algorithm(table["inner"], within, federation, model, wanted, cohort, seed)
     else:
         given["model"] = model(outputs or _outputs(federation.data))
     with at(where):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
+from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
@@ -74,8 +75,17 @@ def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture
             yield Picture(f"accuracy_{name}", "curves", f"Accuracy against {words}", drawn)
         if any(curve(run, "test_loss", against).y for run in runs):
             yield Picture(f"loss_{name}", "curves", f"Loss against {words}", loss(runs, against))
-    for number, name in enumerate(own_metrics(runs)[:MOST_METRICS], 1):
-        yield Picture(f"metric_{number}", "curves", f"{name} against rounds", metric(runs, name))
+    for name in own_metrics(runs)[:MOST_METRICS]:
+        yield Picture(f"metric_{file_name(name)}", "curves", f"{name} against rounds", metric(runs, name))
+
+
+def file_name(metric: str) -> str:
+    """What the file of this metric's figure is called; unusual letters are written as their codes.
+
+    >>> file_name("rmse"), file_name("client_f1/phone")
+    ('rmse', 'client_f1-2Fphone')
+    """
+    return quote(metric, safe="").replace("%", "-")
 
 
 def federations(runs: Sequence[RunFolder]) -> list[tuple[dict[str, Any], list[str]]]:

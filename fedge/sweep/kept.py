@@ -95,9 +95,10 @@ def check_first(runner: Runner, sweep: Sweep) -> None:
         return made[outputs]
 
     for number, table in enumerate(first.algorithm, 1):
-        algorithm = make_algorithm(table, place(number, table), federation, model)
+        cohort, seed = first.train["cohort"], first.train.get("seed")
+        algorithm = make_algorithm(table, place(number, table), federation, model, cohort=cohort, seed=seed)
         check_clock(first, algorithm, place(number, table))
-        check_problem(first, algorithm, federation)
+        check_problem(first, algorithm, federation, place(number, table))
 
 
 def run_all(runner: Runner, runs: Iterable[Kept], done: Callable[[Kept, Line], None]) -> None:
