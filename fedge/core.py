@@ -176,11 +176,36 @@ class Ask:
         return (self.task,) if isinstance(self.task, str) else self.task
 
 
+class Examples(NamedTuple):
+    """Examples that the server has itself, and an addressed key for what it draws among them."""
+
+    x: Inputs
+    y: Tensor
+    key: int
+
+
 @dataclass(frozen=True)
 class Share:
-    """Give every client the same beta * (mean client size) examples of the global pool."""
+    """Draw a set G of the global pool, and give every client the same random portion of it, or all of it.
+
+        |G| = beta * (mean client size), or with `of` "all" beta * (all clients' examples together)
+
+    With `balanced` G has as many examples of one class as of any other, up to one. With `portion` < 1 every client
+    gets another portion * |G| of them. The reply are G's `Examples`: the server has them.
+    """
 
     beta: float
+    of: Literal["client", "all"] = "client"
+    balanced: bool = False
+    portion: float = 1.0
+
+    def size(self, examples: int, clients: int, pool: int) -> int:
+        """|G|, where all clients have so many examples together and the pool has so many."""
+        return min(pool, max(1, round(self.beta * examples / (clients if self.of == "client" else 1))))
+
+    def each(self, size: int) -> int:
+        """How many of the |G| a client gets."""
+        return max(1, round(self.portion * size))
 
 
 class At(NamedTuple):
@@ -345,7 +370,7 @@ class Link(Protocol):
     """Carries one phase to the cohort and brings the replies back; all arithmetic on data happens behind it."""
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> tuple[list[Reply], list[Drop]]: ...
-    def share(self, at: At, beta: float) -> None: ...
+    def share(self, at: At, wanted: Share) -> Examples: ...
 
 
 @dataclass
@@ -375,7 +400,8 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
     """
     if not isinstance(flow, Generator):
         raise TypeError(f"round and setup must be generators that yield Asks; one returned a {type(flow).__name__}")
-    progress, clients, reply = Progress(), None, None
+    progress, clients = Progress(), None
+    reply: Any = None
     gone: set[int] = set()
     for phase in count():
         try:
@@ -387,8 +413,7 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
         _check_wanted(wanted)
         at = At(seed, round, phase)
         if isinstance(wanted, Share):
-            link.share(at, wanted.beta)
-            reply = None
+            reply = link.share(at, wanted)
             continue
         asks = wanted if isinstance(wanted, tuple) else (wanted,)
         if clients is None or any(ask.cohort == "new" for ask in asks):

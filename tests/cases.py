@@ -168,6 +168,8 @@ def algorithms() -> dict[str, Algorithm]:
         f"sharing_{name}": fedge.DataSharing(plain[name], beta=0.3)
         for name in ("fedavg", "scaffold", "feddane", "lbfgs", "subspace")
     }
+    zhao = {"of": "all", "balanced": True, "portion": 0.5, "warm_up": 2}
+    shared["sharing_balanced"] = fedge.DataSharing(plain["fedavg"], beta=0.1, **zhao)
     shared["sharing_fedova"] = fedge.DataSharing(wrapped["fedova_fedavg"], beta=0.3)
     means = {f"averaged_{name}": fedge.Averaged(plain[name], window=2) for name in ("fedavg", "fedper", "lbfgs")}
     means["averaged_fedova"] = fedge.Averaged(wrapped["fedova_fedavg"], window=2)

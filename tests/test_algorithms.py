@@ -137,7 +137,7 @@ def test_the_order_of_clients_does_not_matter() -> None:
 
 def test_shared_examples_are_part_of_every_clients_data() -> None:
     """Sharing equals a federation whose lists already hold the shared examples."""
-    from fedge.core import At
+    from fedge.core import At, Share
     from fedge.engine import Simulator
 
     data = toy_data()
@@ -157,9 +157,9 @@ def test_shared_examples_are_part_of_every_clients_data() -> None:
     plain = fedge.train(inner, fedge.Federation(more, lists), rounds=3, cohort=4, seed=1)
     assert close(run.params, plain.params) < 1e-12
     again = Simulator(sharing, federation)
-    again.share(At(1, 0, 0), 0.5)
+    again.share(At(1, 0, 0), Share(0.5))
     assert torch.equal(again.population.shared, shared)
-    again.share(At(2, 0, 0), 0.5)
+    again.share(At(2, 0, 0), Share(0.5))
     assert not torch.equal(again.population.shared, shared)
 
 

@@ -561,7 +561,10 @@ def test_partition_show_leaves_labels_out_that_do_not_fit(monkeypatch: pytest.Mo
     ("words", "message"),
     [
         (["--set", "partition.labels=11"], "partition: labels is 11 but y has 10 different labels"),
-        (["--set", "partition.kind=by_group"], "partition: groups is needed, and cannot be written in a file"),
+        (
+            ["--set", "partition.kind=by_group"],
+            "by_group makes one client per owner, and these data do not say",
+        ),
         (["--out", "p.doc"], "cannot write p.doc"),
         (["--out", "no/p.png"], "cannot write no/p.png: No such file or directory; choose another place"),
         (["none.toml"], "there is no file none.toml"),

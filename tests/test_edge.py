@@ -156,9 +156,10 @@ def test_counted_bytes_are_those_of_the_ledger(name: str) -> None:
                 assert int((work.jobs > 0).sum()) == row.clients
             return replies
 
-        def share(self, at, beta):
-            super().share(at, beta)
-            assert self.load.share(beta) * where.clients == self.ledger.rows[-1].down
+        def share(self, at, wanted):
+            shared = super().share(at, wanted)
+            assert self.load.share(wanted) * where.clients == self.ledger.rows[-1].down
+            return shared
 
     fedge.train(algorithm, where, rounds=2, cohort=5, seed=3, link=Compared(Simulator(algorithm, where), where, SLOW))
 

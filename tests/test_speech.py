@@ -14,6 +14,8 @@ import scipy.fft
 from fedge.data import DataError, speech_commands
 from fedge.data.features import Features, read_features, write_features
 from fedge.data.mfcc import mfcc, samples
+from fedge.data.split import hold_out, stratified
+from fedge.experiment.setup import deal
 
 from . import official, real_data
 
@@ -141,7 +143,7 @@ def test_an_archive_is_checked_before_it_is_read(tmp_path: Path, monkeypatch: py
 def some_features(count: int = 40) -> Features:
     draw = np.random.default_rng(0)
     values = (draw.standard_normal((count, 50, 16)) * np.linspace(300, 5, 16)).astype(np.float32)
-    clips = tuple(f"{speech_commands.WORDS[at % 10]}/{at}.wav" for at in range(count))
+    clips = tuple(f"{speech_commands.WORDS[at % 10]}/{at % 40:08x}_nohash_{at // 40}.wav" for at in range(count))
     return Features(values, np.arange(count) % 10, clips, speech_commands.WORDS)
 
 
@@ -161,6 +163,19 @@ def test_the_split_is_standardised_by_its_training_part() -> None:
     flat = data.train_x.reshape(-1, 16)
     assert flat.mean(0).abs().max() < 1e-4
     assert (flat.std(0) - 1).abs().max() < 1e-3
+
+
+def test_speakers_own_their_clips_and_become_clients() -> None:
+    found = some_features(200)
+    data = speech_commands.split(found, 50)
+    of_clip = [clip.split("/")[1].split("_")[0] for clip in found.clip]
+    kept = stratified(found.label, 50)
+    assert data.owners == tuple(one for one, tested in zip(of_clip, kept, strict=True) if not tested)
+    held = hold_out(data, 0.2)
+    assert len(held.owners) == len(held.train_y) == 120
+    where = deal({"kind": "by_group"}, data)
+    assert where.names == tuple(sorted(set(data.owners)))
+    assert {data.owners[i] for i in where.examples(1).tolist()} == {where.names[1]}
 
 
 def test_damaged_features_are_refused(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def gradients(config: dict[str, Any]) -> float | None:
     algorithm, partition = config["algorithm"], config["partition"]
     inner, shared, rows = innermost(algorithm), 0.0, 1
     while isinstance(algorithm, dict):
-        shared = max(shared, algorithm.get("beta", 0.0) if algorithm["name"] == "data_sharing" else 0.0)
+        shared = max(shared, _shared(algorithm, partition) if algorithm["name"] == "data_sharing" else 0.0)
         rows = partition.get("labels", CLASSES) if algorithm["name"] == "fedova" else rows
         algorithm = algorithm.get("inner")
     if partition["kind"] not in ("iid", "labels_per_client"):
@@ -55,6 +55,12 @@ def gradients(config: dict[str, Any]) -> float | None:
     examples = EXAMPLES[config["data"]["name"]] * config["train"]["cohort"] / partition["clients"]
     product = 1 if inner.get("curvature") == "product" else 0  # counts as two passes
     return float(examples * (1 + shared) * rows * (inner["epochs"] + EXTRA.get(inner["name"], 0) + product))
+
+
+def _shared(algorithm: dict[str, Any], partition: dict[str, Any]) -> float:
+    """The examples that a client is given, as a share of its own."""
+    times = partition.get("clients", 0) if algorithm.get("of") == "all" else 1
+    return float(algorithm["beta"] * algorithm.get("portion", 1.0) * times)
 
 
 class Costs:

@@ -48,7 +48,9 @@ def poisoned(federation: Federation, kind: str, liars: Sequence[int]) -> Federat
         y.append(forged[1])
         lists[client] = torch.arange(end, end + len(mine))
         end += len(mine)
-    return Federation(replace(data, train_x=torch.cat(x), train_y=torch.cat(y)), [one.numpy() for one in lists])
+    return Federation(
+        replace(data, train_x=torch.cat(x), train_y=torch.cat(y), owners=()), [one.numpy() for one in lists]
+    )
 
 
 def _forged(data: Data, kind: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

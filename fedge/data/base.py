@@ -18,7 +18,8 @@ class Data:
     model's `forward`. `train_y` is [N]: int64 labels in [0, classes); or [N, T, ...]: several of
     them per example, where -100 does not count; or floating-point targets [N, ...] with
     `classes == 0` (regression). `names` are the class names, if known, and `values` the labels as
-    they were before they were numbered from 0, in which predictions are given.
+    they were before they were numbered from 0, in which predictions are given. `owners` says whose each
+    training example is, such as who spoke it, for `by_group`; the owners of the test set are not kept.
 
     >>> Data(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]), torch.ones(1, 2), torch.tensor([1]), 2)
     Data(train=4, test=1, shape=(2,), classes=2)
@@ -31,6 +32,7 @@ class Data:
     classes: int
     names: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.classes < 0:
@@ -44,6 +46,8 @@ class Data:
         self._check_parts_agree()
         if self.names and len(self.names) != self.classes:
             raise ValueError(f"{len(self.names)} names for {self.classes} classes: give one a class, or none")
+        if self.owners and len(self.owners) != len(self.train_y):
+            raise ValueError(f"{len(self.owners)} owners for {len(self.train_y)} examples: give one each, or none")
         if self.values and len(self.values) != self.classes:
             raise ValueError(f"{len(self.values)} values for {self.classes} classes: give one per class, or none")
 

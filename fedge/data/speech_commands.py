@@ -59,7 +59,8 @@ def files(place: Path) -> list[Path]:
 def load_speech_commands(path: Path | str | None = None) -> Data:
     """20,000 train and 1,452 test clips [1, 50 frames, 16 coefficients], every coefficient standardised.
 
-    The split is stratified and always the same; mean and deviation are those of the training clips.
+    The split is stratified and always the same; mean and deviation are those of the training clips. `owners` are the
+    speakers, of whom most have clips in both parts.
     """
     return split(features(find(path), SECONDS), TEST)
 
@@ -134,9 +135,18 @@ def split(found: Features, test: int) -> Data:
     away = stratified(found.label, test)
     mean, deviation = found.mfcc[~away].mean((0, 1)), found.mfcc[~away].std((0, 1))  # [16]
     x = (found.mfcc - mean) / deviation
-    return Data(
-        _examples(x[~away]), _labels(found.label[~away]), _examples(x[away]), _labels(found.label[away]), 10, WORDS
-    )
+    tested = _examples(x[away]), _labels(found.label[away])
+    owners = tuple(speaker(clip) for clip, out in zip(found.clip, away, strict=True) if not out)
+    return Data(_examples(x[~away]), _labels(found.label[~away]), *tested, 10, WORDS, owners=owners)
+
+
+def speaker(clip: str) -> str:
+    """Who spoke a clip: its name begins with a hash of them.
+
+    >>> speaker("one/00176480_nohash_0.wav")
+    '00176480'
+    """
+    return clip.rpartition("/")[2].partition("_")[0]
 
 
 def _examples(x: NDArray[np.float32]) -> Tensor:

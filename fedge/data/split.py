@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 import torch
@@ -45,4 +46,6 @@ def hold_out(data: Data, share: float, seed: int = 0) -> Data:
     x, y = data.train_x, data.train_y
     labels = y.numpy() if data.labelled else np.zeros(len(y), np.int64)  # without classes, of all examples
     away = torch.from_numpy(stratified(labels, round(share * len(y)), seed))
-    return replace(data, train_x=take(x, ~away), train_y=y[~away], test_x=take(x, away), test_y=y[away])
+    owners = tuple(compress(data.owners, (~away).tolist()))
+    parts = {"train_x": take(x, ~away), "train_y": y[~away], "test_x": take(x, away), "test_y": y[away]}
+    return replace(data, **parts, owners=owners)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedge import inputs
 from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import positive
-from fedge.core import Algorithm, Ask, At, Progress
+from fedge.core import Algorithm, Ask, At, Examples, Progress, Share
 from fedge.deploy.asynchronous import Abroad
 from fedge.deploy.client import KEEP, WORK
 from fedge.deploy.envelope import opened, pack, short, unpack
@@ -88,7 +88,7 @@ class FlowerLink(MessageLink):
     def _sizes(self, clients: Tensor) -> Tensor:
         """How many examples clients fold over, as their nodes said when they joined; shared ones included."""
         own = [self.roster.examples.get(client, 0) for client in clients.tolist()]
-        return torch.tensor(own, dtype=torch.long) + len(self.pool.shared)
+        return torch.tensor(own, dtype=torch.long) + self.pool.each
 
     def _greeted(self, place: int) -> None:
         """Book the greetings since the last time beside the payload of this row of the ledger."""
@@ -161,7 +161,7 @@ class FlowerLink(MessageLink):
         wanted = {str(position): [list(asks[position].tasks), list(asks[position].reuse)] for position in parts}
         blobs = {str(position): blob for position, blob in parts.items()}
         if client in self._owed:
-            blobs["shared"] = self._shared[1]
+            blobs["shared"] = self._portion(client)
         head = {"at": list(at), "label": self.label, "run": self._run, "shared": self._shared[0], "asks": wanted}
         if client in self._void:
             head["void"] = self._void[client]
@@ -207,16 +207,14 @@ class FlowerLink(MessageLink):
             self._void.pop(client, None)
         return Mail(parts, lost, letter.down, letter.up)
 
-    def share(self, at: At, beta: float) -> None:
+    def share(self, at: At, wanted: Share) -> Examples:
         """Examples of the server's own pool, to every client; an absent client gets them with its first work."""
-        row = self.pool.share(at, beta)
-        picked = self.pool.shared
-        examples = {"x": inputs.take(self.pool.x, picked), "y": self.pool.y[picked]}
-        self._shared = (f"{self.label}/{at.seed}/{at.round}/{at.phase}", wire.encode(examples))
+        row = self.pool.share(at, wanted)
+        self._shared = (f"{self.label}/{at.seed}/{at.round}/{at.phase}", self._packed(self.pool.shared))
         self._meet()
         clients = {node: client for client in self.roster.nodes if (node := self.roster.node(client)) is not None}
-        content = pack({"shared": self._shared[0]}, {"shared": self._shared[1]})
-        letters = send(self.grid, KEEP, dict.fromkeys(clients, content), deadline=self.deadline)
+        contents = {n: pack({"shared": self._shared[0]}, {"shared": self._portion(k)}) for n, k in clients.items()}
+        letters = send(self.grid, KEEP, contents, deadline=self.deadline)
         self._owed = set(range(self.pool.clients))
         for node, letter in letters.items():
             self._opened(clients[node], node, letter)
@@ -224,6 +222,15 @@ class FlowerLink(MessageLink):
         down, up = (sum(getattr(letter, way) for letter in letters.values()) for way in ("down", "up"))
         self.ledger.add(replace(row, wire_down=down, wire_up=up))
         self._greeted(-1)
+        return self.pool.examples_shared()
+
+    def _packed(self, picked: Tensor) -> bytes:
+        return wire.encode({"x": inputs.take(self.pool.x, picked), "y": self.pool.y[picked]})
+
+    def _portion(self, client: int) -> bytes:
+        """The shared examples that a client gets."""
+        mine = self.pool.shared_with(client)
+        return self._shared[1] if mine is self.pool.shared else self._packed(mine)
 
     def _clock(self, at: At, seconds: float, letters: dict[int, Letter], there: dict[int, int]) -> None:
         told = [[there[node], *_seconds(letter), letter.down, letter.up] for node, letter in letters.items()]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedge.algorithms.asynchronous import Asynchronous
 from fedge.checks import positive
-from fedge.core import Ask, At, Drop, Progress
+from fedge.core import Ask, At, Drop, Examples, Progress, Share
 from fedge.edge.cohorts import Choice, by_choice
 from fedge.edge.devices import Devices, Fleet
 from fedge.edge.draws import Array, exponential, uniform
@@ -190,18 +190,19 @@ class Clock(Around):
             found |= {"late": sorted(set(spent.late)), **({"timeline": spent.phases} if spent.phases else {})}
         return {**self.inner.notes(), **found}
 
-    def share(self, at: At, beta: float) -> None:
+    def share(self, at: At, wanted: Share) -> Examples:
         """Every client receives the shared examples, all at the same time."""
         self._turn(at)
-        size = self.load.share(beta)
-        self.inner.share(at, beta)
+        size = self.load.share(wanted)
+        examples = self.inner.share(at, wanted)
         if self.federation.clients > EVERYBODY:
-            return
+            return examples
         ids = np.arange(self.federation.clients)
         devices = self.fleet.devices(ids)
         seconds = 8 * size / self.fleet.rates(at, ids, devices)[0]
         self.spent.seconds += float(seconds.max())
         self.spent.joules += float((devices.receive_watts * seconds).sum())
+        return examples
 
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
         if not isinstance(self.algorithm, Asynchronous):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedge.core import Ask, At
+from fedge.core import Ask, At, Examples, Share
 from fedge.edge.devices import Devices
 from fedge.edge.draws import Array
 from fedge.edge.work import Workload
@@ -44,9 +44,9 @@ class Counting(Around):
         self.flops[(at.round, at.phase)] = dict(zip(ids.tolist(), total.tolist(), strict=True))
         return self.inner.ask(at, asks, clients)
 
-    def share(self, at: At, beta: float) -> None:
-        self.load.share(beta)
-        self.inner.share(at, beta)
+    def share(self, at: At, wanted: Share) -> Examples:
+        self.load.share(wanted)
+        return self.inner.share(at, wanted)
 
 
 class Seen(NamedTuple):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedge import inputs, tree
-from fedge.core import Algorithm, Ask, At, Batch, Payload, Task
+from fedge.core import Algorithm, Ask, At, Batch, Payload, Share, Task
 from fedge.edge.draws import Array
 from fedge.engine.clients.directory import Directory
 from fedge.engine.clients.run_task import finished, one_step, parted
@@ -75,10 +75,10 @@ class Workload:
     def _examples(self, clients: Tensor) -> Tensor:
         return torch.from_numpy(self.sizes(clients.numpy()))
 
-    def share(self, beta: float) -> int:
+    def share(self, wanted: Share) -> int:
         """Every client now folds over some shared examples as well; returns the bytes that one client got."""
-        wanted = max(1, round(beta * len(self.federation.index) / self.federation.clients))
-        self.shared = min(wanted, len(self.data.train_y))
+        size = wanted.size(len(self.federation.index), self.federation.clients, len(self.data.train_y))
+        self.shared = wanted.each(size)
         return self.shared * (inputs.nbytes(self.x) + inputs.nbytes(self.y))
 
     def sizes(self, clients: Array) -> Array:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedge.checks import at_least_one, positive
-from fedge.core import Algorithm, Ask, At, Drop, Task
+from fedge.core import Algorithm, Ask, At, Drop, Examples, Share, Task
 from fedge.engine.clients.client_parts import Held, Kept
 from fedge.engine.clients.directory import Directory, Jobs
 from fedge.engine.clients.memory import ClientMemory, Job
@@ -151,8 +151,9 @@ class Simulator(Folding):
     def memory_bytes(self) -> int:
         return self.memory.nbytes
 
-    def share(self, at: At, beta: float) -> None:
-        self.ledger.add(self.population.share(at, beta))
+    def share(self, at: At, wanted: Share) -> Examples:
+        self.ledger.add(self.population.share(at, wanted))
+        return self.population.examples_shared()
 
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:

@@ -93,7 +93,8 @@ def unknown(key: str, known: Iterable[str], where: str, kind: str = "key") -> Ex
     """The error for a word that is not known: the nearest one, or else all of them."""
     known = list(known)
     close = nearest(key, known)
-    return ExperimentError(f"{where}unknown {kind} {key!r}{close or ', known are ' + ', '.join(known)}")
+    others = f", known are {', '.join(known)}" if known else ", there is nothing to set here: leave it out"
+    return ExperimentError(f"{where}unknown {kind} {key!r}{close or others}")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

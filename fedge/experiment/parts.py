@@ -11,15 +11,25 @@ from fedge import partition
 from fedge.algorithms import ALGORITHMS, ASYNCHRONOUS
 from fedge.checks import choice
 from fedge.core import Algorithm
-from fedge.data import load
+from fedge.data import Data, load
 from fedge.edge.settings import Edge
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Field, Required, Table, fields_of, resolve
 from fedge.experiment.own import Own, Unread, find
 from fedge.experiment.training import Training
 from fedge.models import MODELS
+from fedge.partition.owners import Owned
+
+
+def by_owner(data: Data) -> Owned:
+    """`by_group` of a file: one client per owner, where the data say whose each training example is."""
+    if not data.owners:
+        raise ValueError("by_group makes one client per owner, and these data do not say whose each example is")
+    return partition.by_group(data.owners)
+
 
 PARTITIONS: dict[str, Callable[..., Any]] = {name: getattr(partition, name) for name in partition.__all__}
+PARTITIONS["by_group"] = by_owner
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Part:
 
     @property
     def offered(self) -> list[str]:
-        """The choices that a file can use: `by_group` needs an array."""
+        """The choices that a file can use, without those that need what it cannot hold."""
         return [name for name, made in self.choices.items() if all(map(self._spelt, fields_of(made).values()))]
 
     def _spelt(self, field: Field) -> bool:

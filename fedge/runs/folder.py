@@ -62,6 +62,11 @@ LATER: dict[str, tuple[Any, ...]] = {
     "width": (1.0,),
     "server_lr_decay": (1.0,),
     "server_warmup": (0,),
+    "of": ("client",),
+    "balanced": (False,),
+    "portion": (1.0,),
+    "warm_up": (0,),
+    "warm_up_lr": (None, "none"),
 }  # fields that came after the first runs, and the values with which they do nothing
 LATER_FOR_SOME: dict[str, tuple[Any, ...]] = {
     "server_momentum": (0.0,),

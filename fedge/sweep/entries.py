@@ -21,6 +21,7 @@ Chosen = Callable[[str, str], Setting]  # (cell, method) -> what to set
 Made = Callable[..., list["Entry"]]  # of_file for one file: takes a seed and what was chosen
 Ranked = Callable[[str, str], Sequence[Setting]]  # the same, the best first; empty where nothing was tuned
 RANKS = 4  # settings of a method that are tried at most, when the ones before diverged
+SEEDLESS = ("by_group",)  # partitions that draw nothing
 NOT_THE_RESULT = {  # fields that leave the numbers alone, but for rounding
     "train": ("device", "checkpoint_every", "precision", "compile", "chunk", "workers", "way"), "data": ("path",),
 }  # fmt: skip
@@ -143,10 +144,12 @@ def _as_elsewhere(made: Made, runs: list[Entry], ranked: Ranked | None, position
 def of_file(
     name: str, experiment: str, file: Path, seed: int, rounds: int | None = None, chosen: Chosen | None = None
 ) -> list[Entry]:
-    """The runs of one file with one seed, which is that of the partition, of the model and of the training."""
+    """The runs of one file with one seed: that of the partition (if it draws), of the model and of the training."""
     tables = copy.deepcopy(read(file))
     planned = tables.get("train", {}).get("rounds")
-    tables.setdefault("train", {})["seed"] = tables.setdefault("partition", {})["seed"] = seed
+    tables.setdefault("train", {})["seed"] = seed
+    if tables.setdefault("partition", {}).get("kind") not in SEEDLESS:
+        tables["partition"]["seed"] = seed
     if rounds is not None:
         tables["train"]["rounds"] = rounds
     for table in algorithm_tables(tables):

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from fedge import inputs
-from fedge.core import At, Task
+from fedge.core import At, Examples, Share, Task
 from fedge.federation import Federation
 from fedge.keys import SHARE, choose, fold
 from fedge.ledger import Row
+
+PORTION, CLASS, ROUNDED, SERVER = 1, 2, 3, 4  # what is drawn of a shared set, after its own address
 
 
 class Population:
@@ -26,12 +28,13 @@ class Population:
         self.index, self.offsets = federation.index.to(device), federation.offsets.cpu()
         self._here, self._bounds = federation.index.cpu(), self.offsets.numpy()
         self.clients = federation.clients
-        self.shared = torch.empty(0, dtype=torch.long, device=device)
+        self.shared = torch.empty(0, dtype=torch.long, device=device)  # the set G of which every client has a portion
+        self.each, self._key = 0, 0  # how many of them a client has; the address of what is drawn
 
     def sizes(self, clients: Tensor) -> Tensor:
         """How many examples each client folds over, shared ones included, [C]."""
         ids = clients.numpy()
-        return torch.from_numpy(self._bounds[ids + 1] - self._bounds[ids] + len(self.shared))
+        return torch.from_numpy(self._bounds[ids + 1] - self._bounds[ids] + self.each)
 
     def of(self, client: int) -> tuple[inputs.Inputs, Tensor]:
         """All that a client folds over: its examples and their targets."""
@@ -44,7 +47,13 @@ class Population:
 
     def examples(self, client: int) -> Tensor:
         """The pool indices of all that a client folds over: its own, then the shared."""
-        return torch.cat([self.own(client), self.shared])
+        return torch.cat([self.own(client), self.shared_with(client)])
+
+    def shared_with(self, client: int) -> Tensor:
+        """The pool indices of the shared examples that a client got: all of G, or a portion of its own."""
+        if self.each == len(self.shared):
+            return self.shared
+        return self.shared[choose(fold(self._key, PORTION, client), len(self.shared), self.each).to(self.shared.device)]
 
     def flat_examples(self, clients: Tensor, device: torch.device) -> Tensor:
         """`examples` of many clients, one after another, on the CPU or where the pool is."""
@@ -57,19 +66,38 @@ class Population:
         own = index[torch.from_numpy(place).to(index.device)]
         if not len(self.shared):
             return own
-        shared = self.shared.to(own.device)
-        parts = [torch.cat([piece, shared]) for piece in own.split(size.tolist())]
-        return torch.cat(parts)
+        pieces = zip(own.split(size.tolist()), clients.tolist(), strict=True)
+        return torch.cat([part for mine, client in pieces for part in (mine, self.shared_with(client).to(own.device))])
 
     def rows_of(self, client: int, task: Task) -> list[int]:
         """Which rows a client works on, from its own labels."""
         assert task.holds is not None
         return list(task.holds(self.y[self.own(client)].unique()).nonzero().flatten().tolist())
 
-    def share(self, at: At, beta: float) -> Row:
-        """Draw round(beta * mean n_k) examples of the pool and give them to every client."""
-        wanted = max(1, round(beta * len(self.index) / self.clients))
-        picked = choose(fold(at.seed, SHARE, at.round, at.phase), len(self.y), min(wanted, len(self.y)))
-        self.shared = picked.to(self.index.device)
-        size = inputs.nbytes(inputs.take(self.x, self.shared)) + self.y[self.shared].nbytes
-        return Row(at.round, at.phase, "share", self.clients, size * self.clients, size, 0)
+    def share(self, at: At, wanted: Share) -> Row:
+        """Draw a set G of the pool and give every client its portion of it; what that costs."""
+        self._key = fold(at.seed, SHARE, at.round, at.phase)
+        size = wanted.size(len(self.index), self.clients, len(self.y))
+        picked = self._balanced(size) if wanted.balanced else choose(self._key, len(self.y), size)
+        self.shared, self.each = picked.to(self.index.device), wanted.each(len(picked))
+        one = inputs.nbytes(inputs.take(self.x, slice(1))) + self.y[:1].nbytes
+        down = one * self.each * self.clients
+        return Row(at.round, at.phase, "share", self.clients, down, one * len(self.shared), 0)
+
+    def _balanced(self, size: int) -> Tensor:
+        """As many examples of one class as of any other, up to one; of a class that has fewer, all of them."""
+        if self.y.is_floating_point() or self.y.dim() > 1:
+            raise ValueError("balanced is true, but examples have no single label to balance: leave it out")
+        y = self.y.cpu()
+        classes = y.unique().tolist()
+        more = set(choose(fold(self._key, ROUNDED), len(classes), size % len(classes)).tolist())
+        found = []
+        for place, label in enumerate(classes):
+            own = (y == label).nonzero().flatten()
+            count = min(len(own), size // len(classes) + (place in more))
+            found.append(own[choose(fold(self._key, CLASS, label), len(own), count)])
+        return torch.cat(found)
+
+    def examples_shared(self) -> Examples:
+        """All of G, which the server drew."""
+        return Examples(inputs.take(self.x, self.shared), self.y[self.shared], fold(self._key, SERVER))

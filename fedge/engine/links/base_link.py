@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedge.checks import nearest
-from fedge.core import Algorithm, Ask, At, Drop, Progress, Reply, Task
+from fedge.core import Algorithm, Ask, At, Drop, Examples, Progress, Reply, Share, Task
 from fedge.engine.runtime import Runtime
 from fedge.ledger import Ledger, Row
 
@@ -29,8 +29,8 @@ class BaseLink(ABC):
         """Carry one phase to these clients; the replies, one per ask, and whose answers do not count."""
 
     @abstractmethod
-    def share(self, at: At, beta: float) -> None:
-        """Give every client the same beta * (mean client size) examples of the global pool."""
+    def share(self, at: At, wanted: Share) -> Examples:
+        """Give every client examples of the global pool; what was drawn, for the server."""
 
     def begin(self, rows: Iterable[Row]) -> None:
         """A run begins, or goes on after these bytes; a link may serve several runs, one after another."""
@@ -110,8 +110,8 @@ class Around(BaseLink):
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         return self.inner.ask(at, asks, clients)
 
-    def share(self, at: At, beta: float) -> None:
-        self.inner.share(at, beta)
+    def share(self, at: At, wanted: Share) -> Examples:
+        return self.inner.share(at, wanted)
 
     def begin(self, rows: Iterable[Row]) -> None:
         self.inner.begin(rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedge.core import Algorithm, Ask, At
+from fedge.core import Algorithm, Ask, At, Examples, Share
 from fedge.engine.clients.directory import Directory
 from fedge.engine.clients.memory import ClientMemory, Job
 from fedge.engine.clients.population import Population
@@ -60,8 +60,9 @@ class Loopback(MessageLink):
     def void(self, at: At, jobs: list[Job]) -> None:
         self.memory.void(at, jobs)
 
-    def share(self, at: At, beta: float) -> None:
-        self.ledger.add(self.population.share(at, beta))
+    def share(self, at: At, wanted: Share) -> Examples:
+        self.ledger.add(self.population.share(at, wanted))
+        return self.population.examples_shared()
 
     def remembered(self, round: int) -> dict[str, Any]:
         self.memory.settle(round)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.core import Algorithm, Ask, At, Combine, Drop, Payload, Task
+from fedge.core import Algorithm, Ask, At, Combine, Drop, Examples, Payload, Share, Task
 from fedge.engine.clients.directory import Jobs
 from fedge.engine.links.base_link import BaseLink, Replies, begins_anew
 from fedge.engine.ranks.process_group import Group, Processes, RankError
@@ -80,8 +80,8 @@ class Ranks(BaseLink):
     def begin(self, rows: Iterable[Row]) -> None:
         self.simulator.begin(rows)
 
-    def share(self, at: At, beta: float) -> None:
-        self.simulator.share(at, beta)
+    def share(self, at: At, wanted: Share) -> Examples:
+        return self.simulator.share(at, wanted)
 
     def forget(self) -> None:
         """A new cohort holds nothing yet."""
