@@ -14,7 +14,7 @@ def main() -> None:
     federation = fedge.Federation(data, clients)
     print(federation)
     settings = {"lr": 0.1, "epochs": 5, "batch_size": 10}  # trainer.setup_optim(epochs, batch_size, lr)
-    model = fedge.models.mlp(seed=0)
+    model = fedge.models.mlp(64, (200, 200), 10, seed=0)  # MLP(64, 10)
     for algorithm in (fedge.FedAvg(model, **settings), fedge.SCAFFOLD(model, clients=100, **settings)):
         run = fedge.train(
             algorithm,
