@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedge
 from tests.against import clients_of, cohorts_of
@@ -74,6 +74,40 @@ def test_models_that_were_trained_apart_become_comparable() -> None:
     again = fedge.train(fedge.Calibrated(frozen, every=1), federation, rounds=1, start=shouting)
     accuracy = (again.predict(data.test_x) == data.test_y).double().mean()
     assert accuracy >= (run.predict(data.test_x) == data.test_y).double().mean() - 0.05
+
+
+class Bare(nn.Module):
+    """No biases; the head is registered last, or first."""
+
+    def __init__(self, turned: bool = False) -> None:
+        super().__init__()
+        layers = {"trunk": nn.Linear(6, 5, bias=False), "head": nn.Linear(5, 3, bias=False)}
+        for name in sorted(layers, reverse=not turned):
+            self.add_module(name, layers[name])
+        draw = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for name in ("trunk", "head"):
+                layers[name].weight.copy_(torch.randn(layers[name].weight.shape, generator=draw))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.trunk(x)))
+
+
+def test_a_head_without_bias_and_one_that_is_not_registered_last() -> None:
+    federation, x = ragged(toy_data()), toy_data().test_x
+
+    def trained(model: nn.Module, **more) -> Tensor:
+        algorithm = fedge.Calibrated(fedge.FedAvg(model, epochs=1), every=1, **more)
+        return fedge.train(algorithm, federation, rounds=2, cohort=COHORT).scores(x)
+
+    found = trained(Bare())
+    assert found.shape == (len(x), 3)
+    with pytest.raises(ValueError, match="the last layer that the model registers has 5, but the model gives 3 scores"):
+        trained(Bare(turned=True))
+    assert torch.allclose(trained(Bare(turned=True), classes=3), found, atol=1e-12)
+    with pytest.raises(ValueError, match="classes is 4, but the model gives 3 scores: set classes=3"):
+        trained(Bare(), classes=4)
 
 
 def test_what_it_cannot_be_is_refused() -> None:

@@ -48,8 +48,48 @@ def test_the_loss_is_the_sum_of_binary_ones() -> None:
     assert torch.allclose(binary_heads(logits, y), plain)
 
 
+class Turned(nn.Module):
+    """The head is registered before the trunk; `after` follows it."""
+
+    def __init__(self, after: nn.Module | None = None) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(3)
+        self.head, self.trunk = nn.Linear(4, 3), nn.Linear(6, 4)
+        self.after = after or nn.Identity()
+        with torch.no_grad():
+            for leaf in self.parameters():
+                leaf.copy_(torch.randn(leaf.shape, generator=draw))
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.head(torch.relu(self.trunk(x))))
+
+
+class Straight(Turned):
+    """The same function, registered in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules = {name: self._modules[name] for name in ("trunk", "head", "after")}
+
+
+def test_a_head_that_is_not_registered_last_is_refused_unless_it_is_named() -> None:
+    federation = ragged(toy_data())
+    with pytest.raises(
+        ValueError, match="the scores are not what the layer 'trunk' gives, one per class: name the one"
+    ):
+        fedge.train(fedge.SharedOVA(Turned(), **COMMON), federation, rounds=1)
+    run = fedge.train(fedge.SharedOVA(Turned(), head="head", **COMMON), federation, rounds=3, cohort=COHORT, seed=9)
+    plain = fedge.train(fedge.SharedOVA(Straight(), **COMMON), federation, rounds=3, cohort=COHORT, seed=9)
+    assert close(run.params, plain.params) < 1e-12
+
+
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="it must end with a linear layer with bias"):
+    with pytest.raises(ValueError, match="it must be a linear layer with bias: name yours"):
         fedge.SharedOVA(nn.Sequential(nn.Linear(6, 3, bias=False), nn.GroupNorm(1, 3)))
+    with pytest.raises(ValueError, match="the head 'hed' has no parameters"):
+        fedge.SharedOVA(Turned(), head="hed")
+    with pytest.raises(ValueError, match="nothing may follow it"):
+        fedge.train(fedge.SharedOVA(Turned(nn.Softplus()), head="head"), ragged(toy_data()), rounds=1)
     with pytest.raises(ValueError, match="carry_momentum mixes heads"):
         fedge.SharedOVA(toy_model(), momentum=0.9, carry_momentum=True)

@@ -21,6 +21,7 @@ from fedge.algorithms.shared_ova import one_hot
 from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, Batch, Flow, Model, Params, Payload, Task
+from fedge.inputs import Inputs, take
 
 State = dict[str, Any]
 TASK, PART = "moments", "moments"
@@ -37,7 +38,8 @@ class Calibrated(Wrapper[State]):
 
     In the rounds between, the inner algorithm's own scores are used; training is untouched. So many new `cohorts` are
     asked, one after another: with few examples per client one is not enough. Around FedOVA they are sent the models of
-    all classes, whichever they hold.
+    all classes, whichever they hold. `classes`, q, is FedOVA's, or the number of outputs of the last layer; give it
+    where another layer gives the scores.
 
     Bytes of such a round, beside the inner algorithm's, by cohort: down c times all its parameters, up c times
     ((q + 1) (q + 2) / 2 + (q + 1) q) numbers and the weight: 176 numbers for ten classes.
@@ -47,11 +49,13 @@ class Calibrated(Wrapper[State]):
     every: int = 20
     cohorts: int = 1
     ridge: float = 0.01
+    classes: int | None = None
 
     def __post_init__(self) -> None:
         at_least_one("every", self.every)
         at_least_one("cohorts", self.cohorts)
         positive("ridge", self.ridge)
+        at_least_one("classes", self.classes, optional=True)
         if any(isinstance(one, Calibrated) for one in chain(self.inner)):
             raise ValueError("scores are calibrated once: leave out one of the two Calibrated")
         if self.inner.privacy() is not None:
@@ -83,7 +87,20 @@ class Calibrated(Wrapper[State]):
         return torch.stack([two[..., 1] - two[..., 0] for two in logits], -1)
 
     def _classes(self, params: Params) -> int:
-        return self._ova.classes if self._ova is not None else next(reversed(params.values())).shape[-1]
+        """q: FedOVA's, as given, or that of the last layer, whose bias [q] or weight [q, ...] is the last leaf."""
+        if self._ova is not None:
+            return self._ova.classes
+        return self.classes or len(next(reversed(params.values())))
+
+    def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
+        """Also that there are as many scores as the clients will send products of."""
+        super().check(model, params, x, y)
+        found, wanted = 0, self._classes(params)
+        if self._ova is None:
+            found = model.logits(params, take(x, slice(1))).shape[-1]
+        if found not in (0, wanted):
+            said = "classes is" if self.classes else "the last layer that the model registers has"
+            raise ValueError(f"{said} {wanted}, but the model gives {found} scores: set classes={found}")
 
     def init(self, params: Params) -> State:
         return self._begin(self.inner.init(params))

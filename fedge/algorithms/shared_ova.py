@@ -18,6 +18,7 @@ from fedge.algorithms.fedavg import FedAvg, State
 from fedge.algorithms.passes import average
 from fedge.core import Batch, Carry, Flow, Loss, Model, Params, Payload, Reply, Task
 from fedge.handle import parameters
+from fedge.inputs import Inputs, take
 
 HELD = "held"  # the part with one number per class: 1 if the client holds it
 OFF = -30.0  # the bias of a head that is switched off: its probability, and so its gradient, vanishes
@@ -34,6 +35,12 @@ def binary_heads(logits: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(-1)
 
 
+def _switched(params: Params, weight: str, bias: str, held: Tensor) -> Params:
+    """The parameters with the heads off where `held` [classes] is 0."""
+    off = {weight: params[weight] * held.unsqueeze(-1), bias: params[bias] * held + OFF * (1 - held)}
+    return params | off
+
+
 @dataclass(frozen=True, eq=False)
 class SharedOVA(FedAvg):
     """FedAvg with ten binary problems on one network, in which a client trains the heads of its own labels alone.
@@ -44,12 +51,15 @@ class SharedOVA(FedAvg):
 
     A rule that is no mean (`Robust`) would see zeros from clients that do not hold a label: use FedOVA with it.
 
-    The last layer must be linear, with a bias and one output per class. All other fields are FedAvg's.
+    `head` names the layer that gives the scores, by default the last that the module registers. It must be linear, with
+    a bias and one output per class, and nothing may follow it: that is tried before the first round. All other fields
+    are FedAvg's.
 
     Bytes per round, d parameters of b bytes, q classes, cohort c: down c d b, up c (d b + q b + 4).
     """
 
     loss: Loss = binary_heads
+    head: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,13 +68,33 @@ class SharedOVA(FedAvg):
         self._head()
 
     def _head(self) -> tuple[str, str, int]:
-        """The names of the last layer's weight and bias, and its outputs."""
-        *_, weight, bias = parameters(self.model).items()
-        if weight[1].dim() != 2 or bias[1].shape != weight[1].shape[:1]:
+        """The names of the head's weight and bias, and its outputs."""
+        known = parameters(self.model)
+        last = self.head or next(reversed(known)).rpartition(".")[0]
+        weight, bias = (f"{last}.{part}" if last else part for part in ("weight", "bias"))
+        if weight not in known or bias not in known or known[weight].dim() != 2:
+            mine = [name for name in known if name.rpartition(".")[0] == last]
             raise ValueError(
-                f"the model ends with {weight[0]} and {bias[0]}, it must end with a linear layer with bias"
+                f"the head {last!r} has {mine or 'no parameters'}, it must be a linear layer with bias: name yours, "
+                "such as head='fc2'"
             )
-        return weight[0], bias[0], len(bias[1])
+        return weight, bias, len(known[bias])
+
+    def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
+        """Also that a head which is switched off gives its bias, and leaves the others alone."""
+        super().check(model, params, x, y)
+        weight, bias, classes = self._head()
+        few = take(x, slice(2))
+        before = model.logits(params, few)
+        held = (torch.arange(classes, device=before.device) % 2).to(before)
+        alone = model.logits(_switched(params, weight, bias, held), few)
+        wanted = before * held + OFF * (1 - held) if before.shape[-1:] == held.shape else None
+        if wanted is None or not torch.allclose(alone, wanted, rtol=1e-4, atol=1e-4):
+            layer = weight.rpartition(".")[0]
+            raise ValueError(
+                f"the scores are not what the layer {layer!r} gives, one per class: name the one that does, such as "
+                "head='fc2'; nothing may follow it"
+            )
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
         weight, bias, classes = self._head()
@@ -78,9 +108,8 @@ class SharedOVA(FedAvg):
 
         def own(sent: Payload) -> Params:
             """The parameters with the heads of other labels switched off."""
-            w, held = sent["params"], (sent[HELD]["labels"] > 0).to(sent["params"][bias])
-            off = {weight: w[weight] * held.unsqueeze(-1), bias: w[bias] * held + OFF * (1 - held)}
-            return w | off
+            held = (sent[HELD]["labels"] > 0).to(sent["params"][bias])
+            return _switched(sent["params"], weight, bias, held)
 
         def upload(sent: Payload, carry: Carry) -> Payload:
             held = (sent[HELD]["labels"] > 0).to(carry["params"][bias])

@@ -62,6 +62,8 @@ LATER: dict[str, tuple[Any, ...]] = {
     "width": (1.0,),
     "server_lr_decay": (1.0,),
     "server_warmup": (0,),
+    "head": ("",),
+    "classes": (None, "none"),
     "of": ("client",),
     "balanced": (False,),
     "portion": (1.0,),
