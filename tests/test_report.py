@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedge import report
 from fedge.report import (
@@ -28,7 +29,7 @@ from fedge.report import (
     to_target,
     write_report,
 )
-from fedge.report.curves import accuracy
+from fedge.report.curves import _scale, accuracy
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.series import elapsed, megabytes, running_mean
 from fedge.report.style import _columns
@@ -414,9 +415,30 @@ def test_a_headline_is_one_wide_picture(tmp_path: Path) -> None:
     assert (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (2200, 800)
 
 
-@pytest.mark.parametrize(("lengths", "columns"), [([5], 1), ([5, 5, 5], 3), ([30, 30, 30], 2), ([90, 90], 1), ([], 1)])
+@pytest.mark.parametrize(
+    ("lengths", "columns"),
+    [([5], 1), ([5, 5, 5], 3), ([30, 30, 30], 2), ([90, 90], 1), ([], 1), ([38] * 8 + [9], 1), ([20, 20, 5, 5], 2)],
+)
 def test_a_legend_takes_the_columns_that_fit(lengths: list[int], columns: int) -> None:
     assert _columns(lengths, 80) == columns
+
+
+@pytest.mark.parametrize(
+    ("measure", "values", "low", "high"),
+    [
+        ("f1", [0.2, 0.9], 0, 1.02),
+        ("loss", [0.5, 1.0], 0, 1.5),
+        ("r2", [-0.2, 0.9], -0.7, 1.4),
+        ("rmse", [2, 9], 0, 9.5),
+    ],
+)
+def test_bands_end_where_values_do(measure: str, values: list[float], low: float, high: float) -> None:
+    axes = Figure().subplots()
+    axes.plot([1, 2], values)
+    axes.fill_between([1, 2], np.array(values) - (0.5 if measure != "rmse" else 4), np.array(values) + 0.5)
+    axes.margins(0)
+    _scale(axes, measure)
+    assert axes.get_ylim() == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize(

@@ -148,15 +148,18 @@ def _mark(axes: Axes, target: float) -> None:
 
 
 def _scale(axes: Axes, measure: Measure) -> None:
-    """Losses far apart on a logarithmic axis; accuracies never beyond 0 and 100 %."""
+    """Losses far apart on a logarithmic axis; no band beyond what the values can be: 0 and 100 %, 0, 0 and 1."""
+    low, high = axes.get_ylim()
     if measure == "accuracy":
-        low, high = axes.get_ylim()
         axes.set_ylim(max(low, 0), min(high, 100.5))
-    if measure != "loss":
         return
-    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.get_lines()])
-    if values.size and 0 < values.min() < values.max() / LOG_RATIO:
+    lines = [np.asarray(line.get_ydata(), float) for line in axes.get_lines()]
+    values = np.concatenate(lines) if lines else np.empty(0)
+    if measure == "loss" and values.size and 0 < values.min() < values.max() / LOG_RATIO:
         axes.set_yscale("log")
+    elif values.size and values.min() >= 0:
+        share = values.max() <= 1 and measure != "loss"
+        axes.set_ylim(max(low, -0.02 * (high - low) if values.min() == 0 else 0), min(high, 1.02) if share else high)
 
 
 def _legend(figure: Figure, groups: Sequence[Group], measure: Measure, train: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
@@ -137,9 +138,17 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
 
 
 def _columns(lengths: Sequence[int], room: float) -> int:
-    """The fewest rows that fit, and then the fewest columns; a legend fills column by column."""
-    for rows in range(1, len(lengths)):
-        columns = [max(lengths[at : at + rows]) for at in range(0, len(lengths), rows)]
-        if sum(columns) + 8 * len(columns) <= room:
-            return len(columns)
+    """The most columns that fit, without more of them than the rows need.
+
+    A legend fills column by column, the first ones with one entry more where they do not come out even.
+    """
+    for count in range(len(lengths), 1, -1):
+        rows = math.ceil(len(lengths) / count)
+        if math.ceil(len(lengths) / rows) < count:
+            continue  # as many rows as with a column less
+        least, longer = divmod(len(lengths), count)
+        ends = [0, *accumulate(least + (at < longer) for at in range(count))]
+        widths = [max(lengths[begin:end]) for begin, end in pairwise(ends)]
+        if sum(widths) + 8 * count <= room:
+            return count
     return 1

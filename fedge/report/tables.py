@@ -38,6 +38,8 @@ def _cell(tag: str, text: Cell, is_text: bool) -> str:
     shown = escape(NOTHING if text is None else text)
     if not is_text:  # how many runs have such a value, on a line of its own
         shown = SOME.sub(r" <small>\1</small>", shown)
+    if tag == "th":  # a long name breaks at its parts
+        shown = shown.replace("_", "_<wbr>")
     return f"<{tag}{mark}>{shown}</{tag}>"
 
 
