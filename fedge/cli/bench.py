@@ -52,7 +52,8 @@ def bench(
         chosen = [name.upper() for name in names or _usual(place)]
         _known(chosen, place)
         options = {"precision": precision, "compile": compile}
-        timings = [_one(name, place, repeats, plain, options | {"profile": profile}, console) for name in chosen]
+        how = options | {"compile": compile or None, "profile": profile}
+        timings = [_one(name, place, repeats, plain, how, console) for name in chosen]
     if json:
         about = {"versions": versions(), "hardware": hardware(place), **options}
         typer.echo(to_json(about | {"timings": [figures(one) for one in timings]}))

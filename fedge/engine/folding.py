@@ -19,6 +19,7 @@ from fedge.engine.clients.population import Population
 from fedge.engine.clients.recall import Mine, Recall
 from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
 from fedge.engine.recording.recorder import Traced
+from fedge.handle import GraphHandle
 from fedge.ledger import payload_bytes
 
 FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to draw them
@@ -104,8 +105,8 @@ class Folding(Choosing):
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             gpu = self.device.type == "cuda"
-            in_c = {"native": True} if self._in_c else {}
-            self._folds[kind] = Stacked(task, dims, self.compile and not in_c, self.most, coarse=gpu, **in_c)
+            in_c = {"native": True} if self._in_c and not self._has_layers else {}
+            self._folds[kind] = Stacked(task, dims, self.compile and not self._in_c, self.most, coarse=gpu, **in_c)
         draws = None if draws is None else draws.to(self.device)
         return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
 
@@ -113,6 +114,11 @@ class Folding(Choosing):
     def _in_c(self) -> bool:
         """Whether steps become C programs: compilation on a CPU."""
         return self.compile and self.device.type == "cpu"
+
+    @property
+    def _has_layers(self) -> bool:
+        """Whether recurrent layers are computed in C: then a step as a whole is not."""
+        return isinstance(self.handle, GraphHandle) and bool(self.handle.program.layers)
 
     @property
     def most(self) -> int:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, At, Drop, Examples, Share, Task
@@ -22,6 +22,7 @@ from fedge.engine.folding import Done, Folding
 from fedge.engine.hardware.budget import Budget, has_convolutions, is_out_of_memory
 from fedge.engine.hardware.device import place
 from fedge.engine.links.base_link import Replies, begins_anew, named
+from fedge.engine.recording import c_lstm
 from fedge.engine.recording.c_library import NoCompiler, compiler
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
@@ -44,7 +45,8 @@ class Simulator(Folding):
     mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
     `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
-    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). `written=False` leaves
+    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers on a CPU are
+    computed in C wherever there is a compiler, unless `compile` is False. `written=False` leaves
     every gradient to autograd and vmap. A model that is not a chain of known layers is batched function by function
     (`fedge.handle.graph`).
     """
@@ -74,6 +76,7 @@ class Simulator(Folding):
         positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.device, self.precision = algorithm, place(device), precision
         check_precision(precision, self.device)
+        self.layers = compile is not False and self.device.type == "cpu"  # recurrent layers in C, if that is possible
         compile = bool(compile)
         check_compile(compile, self.device, self.device.type == "cpu" and not has_convolutions(algorithm.model))
         self.min_replies, self.max_ratio = min_replies, max_ratio
@@ -111,18 +114,23 @@ class Simulator(Folding):
         if self.precision == "bf16":
             raise ValueError(f"precision is 'bf16', which needs a chain of known layers: {self.slower}; use 'tf32'")
         if self.written:
-            return GraphHandle(algorithm.model, algorithm.loss, self.device)
+            return GraphHandle(algorithm.model, algorithm.loss, self.device, self._layers(algorithm.model))
         kind = FastHandle if self.device.type == "cuda" else Handle
         return kind(algorithm.model, algorithm.loss, self.device)
+
+    def _layers(self, model: nn.Module) -> dict[Any, Any]:
+        """Rules in C for layers of the model."""
+        single = any(isinstance(one, nn.LSTM) and one.weight_ih_l0.dtype == torch.float32 for one in model.modules())
+        return c_lstm.layers() if self.layers and single else {}
 
     def forget(self) -> None:
         """A new cohort holds nothing yet."""
         self.held = Held()
 
     def settings(self) -> dict[str, Any]:
-        return {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory} | {
-            "chunk": self.chunk, "way": self.way, **({"compile": True} if self._in_c else {})
-        }  # fmt: skip
+        found: dict[str, Any] = {"threads": self.runtime.threads, "ranks": 1, "memory": self.budget.memory}
+        found |= {"chunk": self.chunk, "way": self.way}
+        return found | ({"compile": True} if self._in_c else {}) | ({"layers": True} if self._has_layers else {})
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         at_least_one("threads", settings["threads"])
@@ -134,6 +142,9 @@ class Simulator(Folding):
         self.chunk = settings.get("chunk", self.chunk)
         if self.device.type == "cpu":  # a run goes on as it began: compiled sums are rounded differently
             self.compile = bool(settings.get("compile", False))
+            self.layers = bool(settings.get("layers", False))
+            if isinstance(self.handle, GraphHandle):
+                self.handle.program.layers = self._layers(self.algorithm.model)
         if (way := settings.get("way")) is not None:
             check_way(way, self.chunk)
             self.way = self._go(way)

@@ -10,6 +10,7 @@ rest, and autograd goes back through it once. One client alone is what it would 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,15 +30,18 @@ from fedge.handle.stacked import Alone, Stacked, naming
 from fedge.handle.written import downhill, written_gradient
 from fedge.inputs import Inputs, arguments
 
+Rules = Mapping[Any, Callable[..., Any]]
+
 
 class Differentiated:
     """The gradient of a module and a loss by autograd, for one client and for many.
 
-    `patches`: convolutions as products of patches and weights, which is right for a GPU.
+    `patches`: convolutions as products of patches and weights, which is right for a GPU. `layers`: other rules for
+    recurrent layers of many clients.
     """
 
-    def __init__(self, handle: Handle, patches: bool) -> None:
-        self.handle, self.loss, self.patches = handle, handle.per_example, patches
+    def __init__(self, handle: Handle, patches: bool, layers: Rules | None = None) -> None:
+        self.handle, self.loss, self.patches, self.layers = handle, handle.per_example, patches, layers
 
     def one(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradient of one job."""
@@ -54,7 +58,7 @@ class Differentiated:
             return self._backward(forward, y, mask, params)
 
     def _stacked(self, params: Params, x: Inputs, key: Tensor) -> Tensor:
-        return self.handle.logits(params, x, key, Stacked(by_client=not self.patches))
+        return self.handle.logits(params, x, key, Stacked(not self.patches, self.layers))
 
     def _backward(self, forward: Any, y: Tensor, mask: Tensor, params: Params) -> Params:
         own = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
@@ -68,10 +72,12 @@ class Differentiated:
 class GraphHandle(Handle):
     """The same functions; the gradients of many clients are one pass through autograd."""
 
-    def __init__(self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, loss: Loss, device: torch.device | str = "cpu", layers: Rules | None = None
+    ) -> None:
         super().__init__(module, loss, device)
         self._draws = False
-        self.program = Differentiated(self, patches=torch.device(device).type == "cuda")
+        self.program = Differentiated(self, torch.device(device).type == "cuda", layers)
 
     def grad(self, params: Params, batch: Batch) -> Params:
         return written_gradient(self.program, params, batch)

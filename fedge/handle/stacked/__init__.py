@@ -6,7 +6,7 @@ to vmap, function by function: a model is not slower as a whole because of one p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,11 +35,12 @@ RULES: dict[Any, Callable[..., Any]] = {
 class Stacked(TorchFunctionMode):
     """Within it, functions with a rule are computed by it.
 
-    `by_client`: convolutions client by client, which is right for a CPU.
+    `by_client`: convolutions client by client, which is right for a CPU. `layers`: other rules for recurrent layers.
     """
 
-    def __init__(self, by_client: bool = True) -> None:
+    def __init__(self, by_client: bool = True, layers: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
+        self.layers = layers or {}
         self.rules = RULES | {func: partial(convolution, func) for func in DIMENSIONS if by_client}
 
     def __torch_function__(
@@ -51,7 +52,7 @@ class Stacked(TorchFunctionMode):
             return attempt(func, args, options) if found is NotImplemented else found
         if func in STATES:
             call = arguments(func, args)
-            return by_layer(call, by_rule(func) if has_rule(func, call) else apart(func))
+            return by_layer(call, by_rule(func, self.layers.get(func)) if has_rule(func, call) else apart(func))
         if func is F.multi_head_attention_forward and attention.is_usual(*args, **options):
             with self:  # again: what it is made of has rules too
                 return attention.heads(*args, **options)

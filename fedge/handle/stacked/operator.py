@@ -14,8 +14,13 @@ from torch import Tensor
 _LIBRARY = torch.library.Library("fedge", "DEF")
 
 
-def operator(name: str, function: Callable[..., list[Tensor]], tensors: int) -> Any:
-    """torch.ops.fedge.NAME, from so many tensors to a list of new ones; autograd does not look inside."""
+def operator(
+    name: str, function: Callable[..., list[Tensor]], tensors: int, like: Callable[..., list[Tensor]] | None = None
+) -> Any:
+    """torch.ops.fedge.NAME, from so many tensors to a list of new ones; autograd does not look inside.
+
+    `like` makes tensors of the same shapes out of torch's own operations, where the function itself does not.
+    """
     inputs = ", ".join(f"Tensor x{i}" for i in range(tensors))
     _LIBRARY.define(f"{name}({inputs}) -> Tensor[]")
 
@@ -24,5 +29,5 @@ def operator(name: str, function: Callable[..., list[Tensor]], tensors: int) -> 
         return function(*args)
 
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fedge::{name}", run, lib=_LIBRARY)
+    torch.library.register_fake(f"fedge::{name}", like or run, lib=_LIBRARY)
     return getattr(torch.ops.fedge, name).default

@@ -20,9 +20,9 @@ def has_rule(func: Any, call: Call) -> bool:
     return func in MANY and call.x.dim() == 3 and len(call.weights) == each * call.layers * call.directions
 
 
-def by_rule(func: Any) -> Layer:
-    """One layer; within vmap over clients all of them at once."""
-    many = MANY[func]
+def by_rule(func: Any, other: Callable[..., Any] | None = None) -> Layer:
+    """One layer; within vmap over clients all of them at once, by the rule or by another that does the same."""
+    many = other or MANY[func]
     return lambda call: _directions(call, lambda *tensors: stacked(_alone(many), many, *tensors))
 
 

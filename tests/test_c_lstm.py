@@ -1,0 +1,138 @@
+"""LSTM layers in C: the numbers of torch's own, and only where they are wanted and possible."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import _VF, Tensor
+
+import fedge
+from fedge.engine import Simulator
+from fedge.engine.recording import c_library, c_lstm
+from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
+from tests.cases import close, generator
+from tests.networks import NETWORKS, federation
+
+pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
+NETWORK = NETWORKS["lstm"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        c_lstm.library.cache_clear()
+        yield
+    c_lstm.library.cache_clear()
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("jobs", "times", "examples", "inputs", "width"),
+    [(3, 5, 4, 3, 5), (2, 4, 3, 16, 16), (2, 3, 7, 8, 20), (1, 1, 1, 1, 1), (5, 6, 10, 33, 64), (2, 2, 11, 4, 36)],
+)
+def test_a_layer_and_its_gradients_are_torch_s(
+    jobs: int, times: int, examples: int, inputs: int, width: int, threads: int
+) -> None:
+    """Against nn.LSTM and autograd in double precision, client by client; sides that are no whole vectors."""
+    x, h, c = (
+        drawn(jobs, *shape, seed=i) for i, shape in enumerate([(examples, times, inputs), *[(examples, width)] * 2])
+    )
+    shapes = [(4 * width, inputs), (4 * width, width), (4 * width,), (4 * width,)]
+    weights = [0.4 * drawn(jobs, *shape, seed=10 + i) for i, shape in enumerate(shapes)]
+    slopes = [
+        drawn(jobs, examples, times, width, seed=20),
+        *(drawn(jobs, examples, width, seed=21 + i) for i in range(2)),
+    ]
+    mine = [one.float().requires_grad_() for one in (x, h, c, *weights)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = c_lstm.many(*mine)
+        grads = torch.autograd.grad(found, mine, [one.float() for one in slopes])
+    finally:
+        torch.set_num_threads(before)
+    for job in range(jobs):
+        own = [one[job].requires_grad_() for one in (x, h, c, *weights)]
+        out, last, cell = _VF.lstm(own[0], (own[1][None], own[2][None]), own[3:], True, 1, 0.0, True, False, True)
+        expected = torch.autograd.grad((out, last[0], cell[0]), own, [one[job] for one in slopes])
+        for a, b in zip((*found, *grads), (out, last[0], cell[0], *expected), strict=True):
+            assert relative(a[job].detach(), b.detach()) < 3e-6
+
+
+def test_far_values_saturate_and_nan_is_passed_on() -> None:
+    x = torch.tensor([-1e30, -90.0, 90.0, 1e30, torch.inf, torch.nan]).view(6, 1, 1, 1)
+    ones, zeros = torch.ones(6, 4, 1), torch.zeros(6, 1, 1)
+    out = c_lstm.many(x, zeros, zeros, ones, zeros.expand(6, 4, 1))[0].flatten()
+    high = float(torch.tanh(torch.tensor(1.0)))
+    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, high, high, high]))
+    assert out[5].isnan()
+
+
+def algorithm() -> fedge.FedAvg:
+    return fedge.FedAvg(NETWORK.module().float(), epochs=1, batch_size=4, lr=0.1)
+
+
+def uses_c(link: Simulator) -> bool:
+    fedge.train(link.algorithm, federation(NETWORK), rounds=1, link=link)
+    return "layers" in link.settings()
+
+
+def test_runs_use_them_unless_told_otherwise() -> None:
+    own, shared = algorithm(), federation(NETWORK)
+    links = {flag: Simulator(own, shared, way="stacked", compile=flag) for flag in (None, True, False)}
+    assert {flag: uses_c(link) for flag, link in links.items()} == {None: True, True: True, False: False}
+    ends = {
+        flag: fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked", compile=flag)).params
+        for flag in links
+    }
+    assert 0 < close(ends[None], ends[False]) < 1e-5
+    assert close(ends[None], ends[True]) == 0
+
+
+def test_double_precision_is_left_to_torch() -> None:
+    own = fedge.FedAvg(NETWORK.module(), epochs=1, batch_size=4)
+    assert not uses_c(Simulator(own, federation(NETWORK), way="stacked"))
+    args = [one.double() for one in (drawn(2, 3, 4, 5, seed=0), *[drawn(2, 3, 6, seed=1)] * 2)]
+    weights = [drawn(2, 24, 5, seed=2), drawn(2, 24, 6, seed=3)]
+    assert c_lstm.many(*args, *weights)[0].dtype == torch.float64
+
+
+def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
+    own, shared = algorithm(), federation(NETWORK)
+    options: dict[str, Any] = {"seed": 5, "observe": fedge.Observe(checkpoint_every=1)}
+    for flag, other in ((None, False), (False, None)):
+        first, second = (fedge.Engine(way="stacked", compile=one) for one in (flag, other))
+        whole = fedge.train(own, shared, rounds=3, engine=first, **options)
+        fedge.train(own, shared, rounds=1, engine=first, out=tmp_path / str(flag), **options)
+        rest = fedge.train(own, shared, rounds=3, engine=second, out=tmp_path / str(flag), resume=True, **options)
+        assert close(whole.params, rest.params) == 0
+
+
+def test_without_a_compiler_torch_computes_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nothing(text: str) -> Any:
+        raise NoCompiler("no C compiler")
+
+    monkeypatch.setattr(c_lstm, "load", nothing)
+    c_lstm.library.cache_clear()
+    try:
+        with caplog.at_level(logging.INFO, "fedge"):
+            assert not uses_c(Simulator(algorithm(), federation(NETWORK), way="stacked"))
+    finally:
+        c_lstm.library.cache_clear()
+    assert "LSTM layers are computed by torch's operations: no C compiler" in caplog.text
+    assert c_library.there_is_a_compiler()
