@@ -1,1 +1,1 @@
-"""Every algorithm on digits with two labels a client: `python -m benchmarks.algorithms`."""
+"""Every algorithm on digits with two labels per client: `python -m benchmarks.algorithms`."""

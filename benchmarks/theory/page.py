@@ -116,7 +116,7 @@ def moved(result: dict[str, Any]) -> str:
         for row in sorted(result["rows"], key=lambda row: row["tau"])
     ]
     head = ("algorithm", "τ", "ledger", "star, total", "tree, total", "star, path", "star, path with broadcast")
-    note = f"Bytes a round, d = {config['parameters']} float32, m = {config['memory']}. "
+    note = f"Bytes per round, d = {config['parameters']} float32, m = {config['memory']}. "
     note += f"The (2m+1)² dot products would be {config['dot_products']:,} bytes more if clients computed them."
     return note + "\n\n" + table((*head, "tree, path", "hops"), rows)
 

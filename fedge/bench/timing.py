@@ -31,7 +31,7 @@ SPAN = 0.1  # seconds: rounds that are shorter are timed several in a row, or a 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a round: ours and the plain loop's, every repeat; and the time to the end of the first round.
+    """Seconds per round: ours and the plain loop's, every repeat; and the time to the end of the first round.
 
     `flops` is the arithmetic of a round, forwards and backwards, None where it is not counted. `outside` is the share
     of a round in which no kernel runs, on any core, as torch's profiler sees it. `around` is what cohort, checks,

@@ -45,7 +45,7 @@ class Data:
             _check_targets(f"{part}_y", y, self.classes)
         self._check_parts_agree()
         if self.names and len(self.names) != self.classes:
-            raise ValueError(f"{len(self.names)} names for {self.classes} classes: give one a class, or none")
+            raise ValueError(f"{len(self.names)} names for {self.classes} classes: give one per class, or none")
         if self.owners and len(self.owners) != len(self.train_y):
             raise ValueError(f"{len(self.owners)} owners for {len(self.train_y)} examples: give one each, or none")
         if self.values and len(self.values) != self.classes:

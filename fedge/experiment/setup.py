@@ -234,7 +234,7 @@ def make_algorithm(
 
 
 def _outputs(data: Data) -> int:
-    """One a class, or one a target of a regression."""
+    """One per class, or one per target of a regression."""
     return data.classes or prod(data.train_y.shape[1:])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def as_rows(name: str, values: ArrayLike | Tensor) -> NDArray[Any]:
-    """Turn an array, list or tensor into a numpy array with one row an example."""
+    """Turn an array, list or tensor into a numpy array with one row per example."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim == 0 or len(array) == 0:
         raise ValueError(f"{name} has shape {array.shape}, must have at least 1 example")

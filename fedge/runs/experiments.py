@@ -1,4 +1,4 @@
-"""Folders of an experiment: DIR/experiment.toml, one run folder an algorithm, and the report beside them."""
+"""Folders of an experiment: DIR/experiment.toml, one run folder per algorithm, and the report beside them."""
 
 from __future__ import annotations
 
