@@ -1,4 +1,4 @@
-"""The natural partition: one client a speaker, writer or device."""
+"""The natural partition: one client per speaker, writer or device."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def by_group(groups: ArrayLike | Tensor, y: ArrayLike | Tensor | None = None) ->
     """
     ids = _as_ids(groups)
     if y is not None and len(as_rows("y", y)) != len(ids):
-        raise ValueError(f"groups has {len(ids)} ids and y {len(as_rows('y', y))} labels: give one id an example")
+        raise ValueError(f"groups has {len(ids)} ids and y {len(as_rows('y', y))} labels: give one id per example")
     distinct, owner = np.unique(ids, return_inverse=True)
     return Owned(split_by_owner(owner, len(distinct)), distinct.tolist(), len(ids))
 
@@ -35,6 +35,6 @@ def _as_ids(groups: ArrayLike | Tensor) -> NDArray[Any]:
     if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
         raise ValueError(
             f"groups has shape {ids.shape} and dtype {ids.dtype}, must be one-dimensional "
-            "integers or strings: give one id an example"
+            "integers or strings: give one id per example"
         )
     return ids
