@@ -74,6 +74,15 @@ class Codec(ABC):
         """The part again, as the server sees it; `like` has its names, shapes and types."""
 
 
+class Range(NamedTuple):
+    """What every number of a part is in an honest upload: from `low` to `high`, and a whole one if it counts."""
+
+    part: str
+    low: float
+    high: float
+    whole: bool = False
+
+
 @dataclass(frozen=True)
 class Task:
     """Client work, written for ONE client and ONE row; always at least one batch of at least one example.
@@ -91,6 +100,9 @@ class Task:
 
     `losses` names parts of a few numbers in which a huge one is honest: it says that a candidate is bad. They are not
     compared with the other clients' and dropped, as uploads are, but limited (`fedge.engine.uploads.sizes`).
+
+    `ranges` are those of parts that the server divides by, or counts with: an upload of a remote client that is outside
+    is refused, so that the mean lies within.
     """
 
     start: Callable[[Payload], Carry]
@@ -111,6 +123,7 @@ class Task:
     heaviest: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> largest weights, [J]
     feedback: bool = False  # what the codec left out of one upload is added to the client's next one
     losses: tuple[str, ...] = ()
+    ranges: tuple[Range, ...] = ()
 
     def __post_init__(self) -> None:
         if self.codec is not None and not isinstance(self.codec, Codec):

@@ -242,7 +242,8 @@ class Training(Generic[S]):
         except TooFewReplies as end:
             good = next((at for at, one in enumerate(reversed(run.history)) if "skipped" not in one), None)
             row = len(run.history) if good is None else good
-            if not end.dropped or row + 1 >= checks.IN_A_ROW or (good is None and number == last):
+            skips = end.dropped or isinstance(end, Unusable)
+            if not skips or row + 1 >= checks.IN_A_ROW or (good is None and number == last):
                 raise
             self.link.abandon(number)
             link.progress.dropped += end.dropped
@@ -321,6 +322,7 @@ class Interruptible(Around):
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
         if self.stop():
             raise Stop
+        self.progress = Progress()
         found = self.inner.advance(state, seed, round, size)
         self.asked = found is None  # an ordinary round: its first phase begins now
         return found
@@ -339,6 +341,13 @@ def cohorts(clients: int, cohort: int | None, sampling: Sampling = "fixed", hidd
     return lambda at: secret.chosen(key, f"cohort {at.seed} {at.round} {at.phase}", clients, rate)
 
 
+class Unusable(TooFewReplies):
+    """Good uploads that the server can make no state of: the round is skipped as one without enough of them is."""
+
+
+HINT = "lower the step size, or combine uploads by a robust rule (fedge.Robust). The rounds before it are kept"
+
+
 def check_finite(state: Any) -> None:
     """Refuse a state that holds NaN or infinity: nothing can be trained from it, and the one before is still there."""
     leaves: dict[torch.dtype, list[Tensor]] = {}
@@ -348,10 +357,7 @@ def check_finite(state: Any) -> None:
     if not all(
         bool(torch.isfinite(torch.stack(torch._foreach_norm(some, torch.inf)).sum())) for some in leaves.values()
     ):
-        raise TooFewReplies(
-            "the new state is not finite, although every upload was: lower the step size, or combine uploads by a "
-            "robust rule (fedge.Robust). The rounds before it are kept"
-        )
+        raise Unusable(f"the new state is not finite, although every upload was: {HINT}")
 
 
 def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw, size: int) -> Record:
@@ -363,6 +369,9 @@ def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw, s
             found = drive(run.algorithm.round(run.state), link, seed, number, draw)
     except NobodyDrawn:
         found = run.state, Progress()
+    except torch.linalg.LinAlgError as error:  # of numbers that are finite, and whose squares are not
+        what = " ".join(str(error).split())[:200]
+        raise Unusable(f"the server cannot compute with the uploads, {what.rstrip('.')}: {HINT}") from error
     state, progress = found
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -494,3 +496,63 @@ def test_a_crafted_checkpoint_runs_nothing_and_is_refused_in_one_line(tmp_path: 
         checkpoint.load(path)
     assert "\n" not in str(refused.value)
     assert not trace.exists()
+
+
+def _laughs() -> list:
+    nest: list = [0]
+    for _ in range(60):
+        nest = [nest, nest]
+    return nest
+
+
+ENDLESS = {
+    "lists in lists": (_laughs, "holds more than 5000000 parts"),
+    "one number for 8 TB": (lambda: torch.zeros(1).double().expand(10**12), "a tensor that no checkpoint holds"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "a tensor that no checkpoint holds"),
+    "no numbers": (lambda: torch.empty(3, device="meta"), "a tensor that no checkpoint holds"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_small_checkpoint_that_is_large_to_look_at_is_refused(tmp_path: Path, kind: str) -> None:
+    make, words = ENDLESS[kind]
+    go(tmp_path / "a", rounds=2)
+    path = tmp_path / "a/checkpoint.pt"
+    content = checkpoint.load(path)
+    content["state"]["more"] = make()
+    checkpoint.save(path, content)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(RunFolderError, match=words) as refused:
+        go(tmp_path / "a", resume=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_that_unpacks_to_more_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"state": torch.zeros(1 << 20)})
+    body = io.BytesIO()
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    raw = body.getvalue()[:-2] + checkpoint.COMMENT.to_bytes(2, "little")
+    path.write_bytes(raw + checkpoint.MAGIC + checkpoint._sum(raw))
+    assert path.stat().st_size < 10_000
+    with pytest.raises(checkpoint.CheckpointError, match="a compressed file"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "rounds.jsonl", "ledger.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path: Path, name: str) -> None:
+    go(tmp_path / "a", rounds=2)
+    (tmp_path / "a" / name).unlink()
+    (tmp_path / "a" / name).mkdir()
+    with pytest.raises(RunFolderError, match="cannot be read: Is a directory"):
+        go(tmp_path / "a", resume=True)
+
+
+def test_checksums_of_other_files_are_damage(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=2)
+    content = checkpoint.load(tmp_path / "a/checkpoint.pt")
+    checkpoint.save(tmp_path / "a/checkpoint.pt", content | {"lines": {"x": torch.zeros(1, dtype=torch.int32)}})
+    with pytest.raises(RunFolderError, match="no checksums of lines: it is damaged"):
+        go(tmp_path / "a", resume=True)

@@ -20,7 +20,7 @@ from fedge.algorithms.passes import average
 from fedge.algorithms.shared_ova import one_hot
 from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, positive
-from fedge.core import Algorithm, Ask, Batch, Flow, Model, Params, Payload, Task
+from fedge.core import Algorithm, Ask, Batch, Flow, Model, Params, Payload, Range, Task
 from fedge.inputs import Inputs, take
 
 State = dict[str, Any]
@@ -77,7 +77,7 @@ class Calibrated(Wrapper[State]):
             like = next(iter(sent["params"].values()))
             return {"second": like.new_zeros((q + 1) * (q + 2) // 2), "first": like.new_zeros(q + 1, q)}
 
-        return {**self.inner.tasks(model), TASK: average(PART, total, nothing)}
+        return {**self.inner.tasks(model), TASK: average(PART, total, nothing, ranges=(Range(PART, -1.0, 1.0),))}
 
     def _at(self, model: Model, params: Params, x: Tensor) -> Tensor:
         """The scores of all classes at parameters that were sent."""

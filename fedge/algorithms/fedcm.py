@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,11 @@ from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule, server
-from fedge.algorithms.local import LocalTraining, check_settings
+from fedge.algorithms.local import LocalTraining, check_settings, ranged
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.server import Served
 from fedge.checks import positive
-from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
+from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Range, Task
 from fedge.handle import by_target
 
 State = dict[str, Any]
@@ -75,7 +76,8 @@ class FedCM(Algorithm[State]):
             length = {"sum": self.lr * carry["length"]}
             return {"delta": tree.sub(carry["params"], sent["params"]), "length": length}
 
-        return self._local().tasks("train", model, upload, hold=shares, bend=mixed)
+        tasks = self._local().tasks("train", model, upload, hold=shares, bend=mixed)
+        return ranged(tasks, Range("length", 0.0, math.inf))
 
     def _local(self) -> LocalTraining:
         rule = SGD(weight_decay=self.weight_decay)

@@ -3,6 +3,7 @@ Optimization, NeurIPS 2020."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ from torch import nn
 
 from fedge import tree
 from fedge.algorithms import schedule
-from fedge.algorithms.local import LocalTraining, check_settings
+from fedge.algorithms.local import LocalTraining, check_settings, ranged
 from fedge.algorithms.optimisers import SGD
-from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Task
+from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Range, Task
 from fedge.handle import by_target
 
 State = dict[str, Any]
@@ -57,7 +58,7 @@ class FedNova(Algorithm[State]):
             moved = tree.sub(sent["params"], carry["params"])
             return {"direction": tree.scale(1 / steps, moved), "steps": {"sum": steps}}
 
-        return self._local().tasks("train", model, upload)
+        return ranged(self._local().tasks("train", model, upload), Range("steps", 0.0, math.inf))
 
     def _local(self) -> LocalTraining:
         rule = SGD(self.momentum, self.weight_decay)

@@ -14,7 +14,7 @@ from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.checks import nearest
 from fedge.combine import Gather
-from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task, filled
+from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Range, Task, filled
 from fedge.handle import by_target, parameters
 from fedge.inputs import Inputs
 
@@ -111,7 +111,7 @@ class FedPer(Algorithm[State]):
         def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
             return {"accuracy": {"own": carry / examples}, PERSONAL: sent[PERSONAL]}, examples.float()
 
-        return Task(start, step, finish, batch_size=self.batch_size)
+        return Task(start, step, finish, batch_size=self.batch_size, ranges=(Range("accuracy", 0.0, 1.0),))
 
     def _local(self) -> LocalTraining:
         rule = SGD(self.momentum, self.weight_decay)

@@ -5,6 +5,7 @@ Liu, Zhu and Yu, Resource-constrained Federated Edge Learning with Heterogeneous
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,10 +19,11 @@ from fedge.algorithms.local import LocalTraining
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import PASS_BATCH, average, losses_at, lowest
 from fedge.checks import at_least_one, choice, non_negative, positive
-from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
+from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Range, Task
 from fedge.handle import by_target
 
 State = dict[str, Any]
+SQUARES = Range("diagonal", 0.0, math.inf)
 PRODUCTS = ("fisher", "gauss_newton", "squared_slopes")
 _COUNTS = {"accepted": 0, "refused": 0, "shape": {}}
 
@@ -129,7 +131,7 @@ class FisherLBFGS(Algorithm[State]):
         return {
             **self._train(model),
             "gradient": average("grad", self._gradient(model), **self._batches()),
-            "diagonal": average("diagonal", self._diagonal(model), **self._batches()),
+            "diagonal": average("diagonal", self._diagonal(model), ranges=(SQUARES,), **self._batches()),
             "product": average("product", self._product(model), **self._batches()),
             "losses": losses_at(model, lambda sent: self._points(sent["params"], sent)),
         }
@@ -220,7 +222,7 @@ class FisherLBFGS(Algorithm[State]):
         """The direction with this damping; the pairs that are kept have `self.damping`."""
         if self.direction == "diagonal":
             shift = self.weight_decay + damping
-            return tree.map_(lambda slope, diagonal: -slope / (diagonal + shift), g, mean["diagonal"])
+            return tree.map_(lambda slope, diagonal: -slope / (diagonal.clamp(min=0.0) + shift), g, mean["diagonal"])
         if damping != self.damping:
             moved = [(s, tree.axpy(damping - self.damping, s, y)) for s, y in pairs]
             pairs = [pair for pair in moved if is_safe(pair, self.floor)]

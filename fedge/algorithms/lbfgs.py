@@ -29,7 +29,8 @@ def compared(a: Params, b: Params) -> tuple[float, float]:
     both, squared, other = (float(tree.dot(*two)) for two in ((a, b), (a, a), (b, b)))
     if min(squared, other) <= 0:
         return math.nan, math.nan
-    return both / math.sqrt(squared * other), math.sqrt(other / squared)
+    a_long, b_long = math.sqrt(squared), math.sqrt(other)  # of the product, an underflow would be a division by zero
+    return both / a_long / b_long, b_long / a_long
 
 
 def named_shape(what: str, a: Params, b: Params) -> dict[str, float]:

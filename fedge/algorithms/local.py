@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedge.algorithms import schedule
 from fedge.algorithms.optimisers import SGD, Moments, Optimiser, clipped
 from fedge.checks import at_least_one, non_negative, positive, unit_interval
-from fedge.core import Batch, Carry, Model, Params, Payload, Task
+from fedge.core import Batch, Carry, Model, Params, Payload, Range, Task
 
 PACE = "pace"  # the task, and the part that it leaves with the client
 
@@ -151,3 +151,8 @@ class LocalTraining:
             return {PACE: {"fall": fall}}, examples.float()
 
         return Task(start, step, finish, batch_size=1, batches=1, keeps=(PACE,), private=True)
+
+
+def ranged(tasks: Mapping[str, Task], *ranges: Range) -> dict[str, Task]:
+    """The same tasks, where what "train" uploads has these ranges."""
+    return {**tasks, "train": replace(tasks["train"], ranges=ranges)}

@@ -79,7 +79,12 @@ class Private(Wrapper[State]):
     # -- clients
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
-        return {name: replace(task, finish=self._discreet(task)) for name, task in self.inner.tasks(model).items()}
+        return {name: self._made_discreet(task) for name, task in self.inner.tasks(model).items()}
+
+    def _made_discreet(self, task: Task) -> Task:
+        """Numbers that were whole are shortened, too."""
+        ranges = tuple(one._replace(whole=one.whole and not self.on_client) for one in task.ranges)
+        return replace(task, finish=self._discreet(task), ranges=ranges)
 
     def _discreet(self, task: Task) -> Finish:
         """The same upload with weight one, since a number of examples says something too; shortened if asked for."""

@@ -16,7 +16,7 @@ from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.server import Served
 from fedge.checks import at_least_one
-from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Reply, Task
+from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Range, Reply, Task
 from fedge.handle import by_target
 
 State = dict[str, Any]
@@ -83,7 +83,8 @@ class SCAFFOLD(Algorithm[State]):
 
         tasks = self._local().tasks("train", model, lambda sent, carry: {}, bend=corrected)
         remembers = (OWN, VISITS) if self.clients is None else (OWN,)
-        train = replace(tasks["train"], finish=self._finish, remembers=remembers, first=_nothing_yet)
+        told = (Range("presence", 0.0, 1.0),)
+        train = replace(tasks["train"], finish=self._finish, remembers=remembers, first=_nothing_yet, ranges=told)
         if not self.weighted:
             train = replace(train, heaviest=torch.ones_like)
         return {**tasks, "train": train}
@@ -133,7 +134,7 @@ class SCAFFOLD(Algorithm[State]):
         told, here = trained.mean["presence"], trained.clients.to(state["seen"])
         if self.weighted:
             here = here / told["inverse"]  # sum of n_k = |S| / (mean of 1 / n_k by n_k)
-        seen = state["seen"] + here * told["new"]
+        seen = torch.maximum(state["seen"] + here * told["new"], here)  # whoever is here has been seen
         return {"control": tree.axpy(here / seen, change, tree.scale(state["seen"] / seen, control)), "seen": seen}
 
 

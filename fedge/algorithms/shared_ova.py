@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.algorithms.fedavg import FedAvg, State
+from fedge.algorithms.local import ranged
 from fedge.algorithms.passes import average
-from fedge.core import Batch, Carry, Flow, Loss, Model, Params, Payload, Reply, Task
+from fedge.core import Batch, Carry, Flow, Loss, Model, Params, Payload, Range, Reply, Task
 from fedge.handle import parameters
 from fedge.inputs import Inputs, take
 
@@ -120,7 +121,7 @@ class SharedOVA(FedAvg):
         def start(sent: Payload) -> Carry:
             return train["train"].start({**sent, "params": own(sent)})
 
-        train = self._local().tasks("train", model, upload)
+        train = ranged(self._local().tasks("train", model, upload), Range("holders", 0.0, 1.0, whole=True))
         labels = average(HELD, counts, nothing, keeps=(HELD,), private=True)
         return {**train, "labels": labels, "train": replace(train["train"], start=start)}
 

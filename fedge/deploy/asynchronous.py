@@ -9,7 +9,6 @@ compute the same models again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +24,7 @@ from fedge.engine.links import wire
 from fedge.engine.links.collector import Collector
 from fedge.engine.links.message_link import Parts
 from fedge.engine.uploads.checks import TooFewReplies, require
+from fedge.engine.uploads.intake import FIRST
 from fedge.engine.uploads.sizes import Usual
 from fedge.keys import DISPATCH, fold
 from fedge.ledger import Row
@@ -63,24 +63,30 @@ class Abroad:
             if task.remembers or task.codec is not None or task.draws:
                 raise ValueError(f"task '{name}' remembers, encodes or draws, which asynchronous training does not")
         self._away: dict[int, Away] = {}  # by client
-        self._usual = Usual()  # sizes of all uploads so far
+        self._here: dict[int, Letter] = {}  # answers that nobody has looked at yet, by client
+        self._usual = Usual()  # sizes of all uploads so far, by client: who answers more often has no more say
+        self._enough = False  # whether the round has all its answers, and lacks clients at most
         self._left: list[int] = []  # the versions at the end of the last round
         self._looked = 0.0
         self._notes: dict[str, Any] = {}
 
     def advance(self, state: dict[str, Any], seed: int, round: int, size: int) -> tuple[dict[str, Any], Progress]:
-        """The state after `size` more answers, and who answered; those that were lost count as well."""
+        """The state after `size` more answers, and who answered; those that were lost count as well.
+
+        Clients take their time, and a liar need not: one whose answer did not count is not asked again in this round,
+        and whatever the fast ones send, the round goes on while it can still have answers of `min_replies` clients.
+        """
         self._open(state, seed, round)
         self.link._meet()
-        progress, good = Progress(), set[int]()
-        while len(self._answers) < size:
-            self._fill(size)
-            for client, letter in self._heard(size - len(self._answers)):
-                dropped = self._answer(client, letter)
+        progress = Progress()
+        while self._fill(size):
+            heard = self._heard(max(1, size - len(self._answers)))
+            for client, letter in heard.items():
+                self._look_at(client, letter)
+            for client, letter in heard.items():
                 progress.cohort.add(client)
-                progress.dropped += dropped
-                good |= set() if dropped else {client}
-        require(len(good), self.link.min_replies, self._task, progress.dropped)
+                progress.dropped += self._answer(client, letter)
+        require(len(self._good), self.link.min_replies, self._task, progress.dropped)
         return self._close(round), progress
 
     def notes(self) -> dict[str, Any]:
@@ -98,7 +104,8 @@ class Abroad:
         self.seed, self.round, self.models = seed, round, list(state["models"])
         self.number, self.versions = events["number"], list(events["versions"])
         if self.versions != self._left:  # the last round did not count: who is under way started from what never was
-            self._away = {}
+            self._away, self._here = {}, {}
+        self._good, self._bad = set[int](), set[int]()  # clients whose answers in this round counted, or did not
         self.buffers = [list(buffer) for buffer in events["buffers"]]
         self._answers, self._ago, self._steps = list[Any](), list[int](), 0
         self._task = self._ask().tasks[0]
@@ -121,15 +128,24 @@ class Abroad:
 
     # Sending out
 
-    def _fill(self, size: int) -> None:
-        """Idle clients are sent out until so many are at work; without any at all, nodes are waited for."""
-        if not self._away:
+    def _fill(self, size: int) -> bool:
+        """Idle clients are sent out until so many are at work; whether there is anybody to wait for."""
+        self._enough = len(self._answers) >= size
+        if self._enough and not self._wanting():
+            return False
+        if not self._away and not (self._bad and not self._idle()):
             self._somebody()
         elif len(self._away) < size and time.monotonic() > self._looked + LOOK:
             self._look()
         while len(self._away) < size and (idle := self._idle()):
             key = fold(fold(self.seed, DISPATCH), self.number) & POSITIVE
             self._dispatch(idle[key % len(idle)])
+        return bool(self._away)
+
+    def _wanting(self) -> bool:
+        """Whether too few clients have answered, and more may."""
+        more = (self._away.keys() - self._good) or self._idle()
+        return len(self._good) < self.link.min_replies and bool(more)
 
     def _look(self) -> None:
         self.link._meet()
@@ -144,9 +160,15 @@ class Abroad:
             self._look()
 
     def _idle(self) -> list[int]:
+        """Clients that may be asked now: a node's rows are what it says, and may be none that there are."""
         task, rows = self.link.tasks[self._task], self.link.directory.rows
-        there = sorted(self.link.roster.nodes.keys() - self._away.keys())
-        return [client for client in there if task.rows is None or rows(client, task)]
+        there = self.link.roster.nodes.keys() - self._away.keys() - self._bad
+        there -= self._good if self._enough else set()
+        return [
+            client
+            for client in sorted(there)
+            if task.rows is None or any(row < task.rows for row in rows(client, task))
+        ]
 
     def _ask(self) -> Ask:
         """The newest models of all rows, and every upload as it comes."""
@@ -172,24 +194,34 @@ class Abroad:
 
     # Answers
 
-    def _heard(self, most: int) -> Iterator[tuple[int, Letter]]:
-        """The answers that are there, in the order of dispatch; waits a moment if there is none."""
-        found = 0
-        for client, away in list(self._away.items()):
-            if found < most and (letters := away.posting.take(0.0)):
-                found += 1
-                yield client, letters[away.node]
-        if not found:
-            time.sleep(PAUSE)
+    def _heard(self, most: int) -> dict[int, Letter]:
+        """The answers that are there, in the order of dispatch; waits a moment if there is none.
 
-    def _answer(self, client: int, letter: Letter) -> list[Drop]:
-        """Check an answer and let what is good of it into the buffers; why anything of it does not count."""
-        away, link = self._away.pop(client), self.link
+        The first ones wait for each other: an upload that is alone cannot be compared with any.
+        """
+        for client, away in self._away.items():
+            if client not in self._here and (letters := away.posting.take(0.0)):
+                self._here[client] = letters[away.node]
+        told = [letter for letter in self._here.values() if letter.content is not None]
+        alone = self._usual.count + len(told) < FIRST and len(self._here) < len(self._away)
+        if not self._here or alone:
+            time.sleep(PAUSE)
+            return {}
+        chosen = [client for client in self._away if client in self._here][:most]
+        return {client: self._here.pop(client) for client in chosen}
+
+    def _look_at(self, client: int, letter: Letter) -> None:
+        """Open an answer and check its form: from then on its size is known."""
+        away, link = self._away[client], self.link
         mail = link._opened(client, away.node, letter, away.parts)
         link._release({away.node: letter}, {away.node: client}, f"in round {self.round}")
+        away.collector.heard({client} if mail.lost is None else set())
+        link._take(client, away.parts, mail, [away.collector])
+
+    def _answer(self, client: int, letter: Letter) -> list[Drop]:
+        """Let what is good of an answer into the buffers; why anything of it does not count."""
+        away = self._away.pop(client)
         collector = away.collector
-        collector.heard({client} if mail.lost is None else set())
-        link._take(client, away.parts, mail, [collector])
         collector.settle()
         reply, dropped, row = collector.close()
         self._book(up=row.up, wire_up=letter.up)
@@ -204,6 +236,7 @@ class Abroad:
             one = {"upload": parts, "weight": uploads.weights["delta"][job], "start": start}
             self.buffers[place].append(one | {"version": away.versions[place]})
             self._move(place)
+        (self._bad if dropped else self._good).add(client)
         return dropped
 
     def _start(self, model: Any) -> Params:

@@ -7,6 +7,7 @@ checksum is the comment of the archive.
 from __future__ import annotations
 
 import io
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from fedge.runs import atomic
 FIRST = b"fedge checkpoint 1\n"  # began the files of earlier versions
 MAGIC = b"fedge checkpoint 2 "
 COMMENT = len(MAGIC) + 8
+PARTS, DEPTH = 5_000_000, 100  # of what a checkpoint holds, at most
+SAME = 1 << 24  # bytes that one number may stand for
 
 
 class CheckpointError(ValueError):
@@ -40,14 +43,56 @@ def load(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
+    except (OSError, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is too large'}"
+        ) from None
     body = _body(path, raw)
+    _check_packing(path, body)
     try:
         content = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
     except Exception as error:  # torch tells of foreign objects and of damage in many ways
         raise CheckpointError(f"{path} holds what no checkpoint holds ({type(error).__name__}): delete it") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected the dict of a checkpoint")
+    _check_parts(path, content)
     return content
+
+
+def _check_packing(path: Path, body: bytes) -> None:
+    """torch packs nothing: an archive of a few kB that unpacks to gigabytes is not its own."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} holds what no checkpoint holds ({type(error).__name__}): delete it") from None
+    if packed:
+        raise CheckpointError(f"{path} holds what no checkpoint holds (a compressed file): delete it")
+
+
+def _check_parts(path: Path, content: dict[str, Any]) -> None:
+    """A list may be in another one any number of times: a few kB then take for ever to look at."""
+    left, todo = PARTS, [iter([content])]
+    while todo:
+        for one in todo[-1]:
+            left -= 1
+            inside = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else None
+            if left < 0 or len(todo) > DEPTH:
+                raise CheckpointError(f"{path} holds more than {PARTS} parts, or parts {DEPTH} deep: delete it")
+            if isinstance(one, torch.Tensor) and not _is_plain(one):
+                raise CheckpointError(f"{path} holds a tensor that no checkpoint holds ({one.layout}): delete it")
+            if inside is not None:
+                todo.append(iter(inside))
+                break
+        else:
+            todo.pop()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are in the file; one number may stand for a few others, not for gigabytes of them."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= max(SAME, tensor.untyped_storage().nbytes())
 
 
 def _body(path: Path, raw: bytes) -> bytes:

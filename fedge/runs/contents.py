@@ -14,6 +14,7 @@ from fedge.ledger import Row
 from fedge.runs.checkpoint import CheckpointError
 from fedge.runs.lines import DamagedFile, Record
 
+LINES = {"rounds.jsonl", "ledger.jsonl"}
 _ROW = {one.name: (int | None if "wire" in one.name else str if one.name == "task" else int) for one in fields(Row)}
 
 
@@ -28,7 +29,11 @@ def check_content(content: Any) -> None:
     if not isinstance(content.get("clients", {}), dict):
         raise CheckpointError("what clients remember is not a table in its checkpoint: it is damaged")
     sums = content.get("lines", {})
-    if not isinstance(sums, dict) or not all(isinstance(one, Tensor) and _are_sums(one) for one in sums.values()):
+    if (
+        not isinstance(sums, dict)
+        or (sums and not sums.keys() >= LINES)
+        or not all(isinstance(one, Tensor) and _are_sums(one) for one in sums.values())
+    ):
         raise CheckpointError("its checkpoint has no checksums of lines: it is damaged")
 
 

@@ -74,6 +74,9 @@ class Lines:
             raw = self.path.read_bytes()
         except FileNotFoundError:
             raise DamagedFile(f"{self.path.name} is missing") from None
+        except (OSError, MemoryError) as error:
+            why = getattr(error, "strerror", None) or "it is too large"
+            raise DamagedFile(f"{self.path.name} cannot be read: {why}") from None
         *whole, rest = raw.split(b"\n")
         return [line + b"\n" for line in whole] + ([rest] if rest else [])
 

@@ -13,7 +13,7 @@ from flwr.app import Message
 
 import fedge
 from fedge.deploy import client_app
-from fedge.deploy.envelope import unpack
+from fedge.deploy.envelope import pack, unpack
 from fedge.engine import TooFewReplies
 from tests.cases import close
 from tests.deploy.test_link import CLIENTS, FEDERATION, Yard, edited, link_to, load, nan
@@ -132,6 +132,90 @@ def test_a_huge_upload_is_compared_with_those_of_other_clients() -> None:
     assert dropped
     assert all(d["client"] == 2 and "over 1000 times the usual" in d["reason"] for d in dropped)
     assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 100
+
+
+def told(**changes: Any) -> Callable[[Message], Message]:
+    """A node that answers work with this head alone, at once."""
+
+    def fault(reply: Message) -> Message:
+        head, _ = unpack(reply.content)
+        if "seconds" in head:
+            reply.content = pack({"client": head["client"], **changes})
+        return reply
+
+    return fault
+
+
+@pytest.mark.parametrize("fault", [edited(nan), told(error="no")], ids=["nan", "error"])
+def test_a_fast_node_without_a_good_answer_does_not_end_the_run(fault: Callable[[Message], Message]) -> None:
+    """It may answer a hundred times while the others work: it costs one answer per round."""
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm, dict.fromkeys((0, 1, 3, 4, 5, 6), 0.4))
+    yard.faults[102] = fault
+    run = train(algorithm, link, rounds=7, cohort=CLIENTS)
+    assert not any("skipped" in record for record in run.history)
+    assert [[drop["client"] for drop in record["dropped"]] for record in run.history] == [[2]] * 7
+    assert all(len(record["answers"]) == CLIENTS for record in run.history)
+
+
+def test_only_bad_nodes_are_skipped_rounds_at_once() -> None:
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm)
+    yard.faults |= dict.fromkeys(yard.contexts, told(error="no"))
+    begin = time.monotonic()
+    with pytest.raises(TooFewReplies, match=r"round 5: task 'train' has good uploads of 0 clients, 1 needed"):
+        train(algorithm, link, rounds=9, cohort=CLIENTS)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_fast_node_does_not_use_up_a_round_that_needs_several_clients() -> None:
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    _, link = fleet(algorithm, dict.fromkeys((0, 1, 3, 4, 5, 6), 0.5), min_replies=4)
+    run = train(algorithm, link, rounds=6, cohort=5)
+    assert not any("skipped" in record for record in run.history)
+    assert all(len({client for _, client, *_ in record["answers"]}) >= 4 for record in run.history)
+    assert_same(run, replayed(algorithm, run))
+
+
+def test_rows_that_there_are_not_cost_their_node_alone() -> None:
+    algorithm = fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=2)
+    yard = Yard(client_app(algorithm, load))
+
+    def lie(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        reply.content = pack(head | ({"rows": {"": [99]}} if "rows" in head else {}), blobs)
+        return reply
+
+    yard.faults[102] = lie
+    run = train(algorithm, link_to(yard, algorithm, deadline=20.0), rounds=2, cohort=CLIENTS)
+    assert {client for record in run.history for _, client, *_ in record["answers"]} == {0, 1, 3, 4, 5, 6}
+
+
+class Growing:
+    """Answers at once, each time with numbers 900 times as large: most uploads are its own."""
+
+    def __init__(self, first: float) -> None:
+        self.size = first
+
+    def __call__(self, answer: Any) -> Any:
+        for leaf in answer[0][0][0]["delta"].values():
+            leaf.fill_(self.size)
+        self.size = min(900 * self.size, 1e300)
+        return answer
+
+
+@pytest.mark.parametrize("first", [1.0, 1e30])
+def test_a_fast_node_does_not_say_what_is_usual(first: float) -> None:
+    """Neither by being the first, nor by answering more often than all others together."""
+    wide = fedge.FedAvg(fedge.models.mlp(6, (20,), 3, seed=0).double(), lr=0.2, batch_size=4)
+    algorithm = fedge.FedBuff(wide, buffer=2)
+    yard, link = fleet(algorithm, dict.fromkeys((0, 1, 3, 4, 5, 6), 0.3))
+    yard.faults[102] = edited(Growing(first))
+    run = train(algorithm, link, rounds=6, cohort=CLIENTS)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert len(dropped) >= 4
+    assert {drop["client"] for drop in dropped} == {2}
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 1000
 
 
 def test_a_node_that_dies_is_named_and_the_others_go_on() -> None:

@@ -105,11 +105,14 @@ class Collector:
         seen: dict[str, Upload] = {}
         for one, (upload, weight) in zip(self.expected, uploads, strict=True):
             try:
-                seen[one.name] = _stacked(decode(one.task, upload, one.like)), weight.view(1)
+                found = decode(one.task, upload, one.like)
+                why = checks.range_fault(one.task, found)
             except Exception as error:  # a codec's, on numbers that nobody encoded: this row alone does not count
-                reason = one.name, f"its upload cannot be decoded: {type(error).__name__}: {error}"
-                self._refused(([Drop(client, *reason)], [(client, row)]))
+                why = f"its upload cannot be decoded: {type(error).__name__}: {error}"
+            if why is not None:
+                self._refused(([Drop(client, one.name, why)], [(client, row)]))
                 return
+            seen[one.name] = _stacked(found), weight.view(1)
         position = torch.tensor([self.positions[client][row]])
         jobs = Jobs(torch.tensor([client]), torch.tensor([row]), position)
         self.good.add(client)

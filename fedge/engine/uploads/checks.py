@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedge.core import Ask, Drop, Payload, Task
 from fedge.engine.clients.run_task import finished, parted
+from fedge.engine.uploads.coding import is_coded
 
 IN_A_ROW = 5  # rounds without enough good uploads, after which a run ends
 TOO_LIGHT = re.compile(r"weight (0|-\S+|nan) ")  # of those that a client may not weigh
@@ -52,6 +53,21 @@ def shape_fault(upload: Payload, like: Payload) -> str | None:
                 return f"'{part}/{name}' has shape {list(got.shape)}, not {list(leaf.shape)}"
             if got.dtype != leaf.dtype:
                 return f"'{part}/{name}' is {got.dtype}, not {leaf.dtype}"
+    return None
+
+
+def range_fault(task: Task, upload: Payload) -> str | None:
+    """Which number of an upload is none that the task can make; parts that a codec has changed are left alone."""
+    for part, low, high, whole in task.ranges:
+        if part not in upload or (task.codec is not None and is_coded(upload[part])):
+            continue
+        for name, leaf in upload[part].items():
+            least, most = (float(end) for end in leaf.double().aminmax()) if leaf.numel() else (low, high)
+            if math.isfinite(least + most) and not low * ROUNDING <= least <= most <= high * ROUNDING:
+                found = most if least >= low else least
+                return f"'{part}/{name}' has {found:g}, it must be from {low:g} to {high:g}"
+            if whole and bool((leaf != leaf.round()).any()):
+                return f"'{part}/{name}' has numbers that are not whole"
     return None
 
 

@@ -50,12 +50,12 @@ class Intake:
     def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None, wait: bool = False) -> None:
         self.total, self.limits = new_total(ask, task), limits
         self.max_ratio, self.wait = None if ask.combine.bounds else max_ratio, wait
-        self._usual, self._losses, self._by_row = Usual(), Losses(), task.rows is not None
+        self._usual, self._losses, self._by_client = Usual(), Losses(), task.rows is not None
         self._held: list[Held] = []
 
     def compared_with(self, usual: Usual) -> None:
-        """Uploads of other asks, which share this, say what is usual as well."""
-        self._usual = usual
+        """Uploads of other asks, which share this, say what is usual as well; a client that is in many of them once."""
+        self._usual, self._by_client = usual, True
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
         """Take in the uploads of these jobs; on a GPU, the host waits once for all that it has to know."""
@@ -68,7 +68,7 @@ class Intake:
         trial = None if wait else tried(self.total, jobs, positions, uploads, self.limits)
         rows = [row for name, (upload, _) in uploads.items() for row in sizes(upload, self._parts(name))]
         found, fits = read(rows, jobs_here, None if trial is None else trial.fits)
-        self._usual.note(found, jobs.clients.tolist() if self._by_row else None)
+        self._usual.note(found, jobs.clients.tolist() if self._by_client else None)
         few = self.wait or self._usual.count < FIRST
         doubt = [True] * jobs_here if few else self._usual.doubts(found, self.max_ratio / SURE)
         doubt = [one or more for one, more in zip(doubt, self._loud(jobs, uploads), strict=True)]

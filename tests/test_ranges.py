@@ -1,0 +1,139 @@
+"""Numbers that a server divides by or counts with: one that no client can have is refused, and ends no run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedge
+from fedge.algorithms.lbfgs import compared
+from fedge.core import Range
+from fedge.engine import Loopback, TooFewReplies
+from fedge.engine.links import wire
+from tests.cases import algorithms, first_order, ragged, second_order, toy_data, wide
+
+LIAR = 2
+
+
+class Liar(Loopback):
+    """One client says something else of a part."""
+
+    part: str
+    lie: Callable[[str, Tensor, int], Tensor]
+
+    def client(self, client, at, ask, request):
+        answer = wire.decode(super().client(client, at, ask, request))
+        for upload, _ in (one for uploads in answer.values() for one in uploads) if client == LIAR else ():
+            if self.part in upload:
+                upload[self.part] = {n: self.lie(n, leaf, at.round) for n, leaf in upload[self.part].items()}
+        return wire.encode(answer)
+
+
+def trained(algorithm: Any, part: str, lie: Callable[[str, Tensor, int], Tensor], **options: Any) -> fedge.Run:
+    federation = ragged(toy_data())
+    link = Liar(algorithm, federation)
+    link.part, link.lie = part, lie
+    return fedge.train(algorithm, federation, **({"rounds": 4, "seed": 0, "link": link} | options))
+
+
+def only(name: str, value: float) -> Callable[[str, Tensor, int], Tensor]:
+    return lambda leaf, old, _: torch.full_like(old, value) if leaf == name else old
+
+
+CASES = {
+    "nobody was seen": ("scaffold_counted", "presence", only("new", -6.0)),
+    "all are forgotten later": (
+        "scaffold_counted",
+        "presence",
+        lambda _, leaf, t: torch.full_like(leaf, -7.0 if t == 2 else 0),
+    ),
+    "less than nobody, by class": ("fedova_scaffold", "presence", lambda _, leaf, t: torch.full_like(leaf, -2.0 - t)),
+    "a negative sum of weights": ("scaffold_weighted", "presence", only("inverse", -0.9)),
+    "steps backwards": ("fednova", "steps", only("sum", -900.0)),
+    "a path of no length": ("fedcm", "length", only("sum", -114.0)),
+    "negative squares": ("lbfgs_precondition", "diagonal", lambda _, leaf, t: torch.full_like(leaf, -3.375)),
+    "fewer than no holders": ("shared_ova", "holders", only("labels", -3.0)),
+    "a trace of a holder": ("shared_ova", "holders", only("labels", 1e-9)),
+    "an accuracy of 900": ("fedper", "accuracy", only("own", 900.0)),
+    "moments beyond one": ("calibrated_fedavg", "moments", only("second", -1.5)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_number_that_no_client_can_have_costs_its_client_alone(case: str) -> None:
+    name, part, lie = CASES[case]
+    algorithm = {**algorithms(), **first_order(), **second_order()}[name]
+    run = trained(algorithm, part, lie)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert dropped
+    assert {drop["client"] for drop in dropped} == {LIAR}
+    assert all(f"'{part}/" in drop["reason"] for drop in dropped)
+    assert not any("skipped" in record for record in run.history)
+
+
+@pytest.mark.parametrize("name", ["scaffold_counted", "fedcm", "shared_ova", "lbfgs", "fedper", "calibrated_fedavg"])
+def test_nobody_honest_is_outside(name: str) -> None:
+    algorithm = algorithms()[name]
+    run = trained(algorithm, "", lambda _, leaf, t: leaf)
+    assert all(record["dropped"] == [] for record in run.history)
+
+
+def test_parts_that_a_codec_or_a_clip_changed_are_not_looked_at_as_they_were() -> None:
+    """Error feedback may turn a small square negative, and a clip makes a fraction of a whole number."""
+    for algorithm in (
+        fedge.Compressed(fedge.FisherLBFGS(wide().model, epochs=1, batch_size=4, memory=2), fedge.Quantise(2)),
+        fedge.Private(first_order()["shared_ova"], clip=0.5, noise=0.1, clients=7, expected=5, on_client=True),
+    ):
+        private = {"sampling": "poisson", "cohort": 5} if isinstance(algorithm, fedge.Private) else {}
+        run = trained(algorithm, "", lambda _, leaf, t: leaf, **private)
+        assert all(not record.get("dropped") for record in run.history)
+
+
+def test_a_range_is_part_of_a_task() -> None:
+    tasks = first_order()["shared_ova"].tasks(Loopback(first_order()["shared_ova"], ragged(toy_data())).runtime.handle)
+    assert tasks["train"].ranges == (Range("holders", 0.0, 1.0, whole=True),)
+
+
+# What together gives no state
+
+
+@pytest.mark.parametrize("name", ["fedavg", "soap_server", "shampoo_server", "fedcm_spectral"])
+def test_a_round_whose_uploads_give_no_state_is_skipped(name: str) -> None:
+    """A cohort of one has nobody to compare with: its numbers overflow, and cost that round alone."""
+    algorithm = first_order()[name]
+    run = trained(algorithm, "delta", lambda _, leaf, t: torch.full_like(leaf, 1.7e308), rounds=8, cohort=1)
+    skipped = [record for record in run.history if "skipped" in record]
+    assert skipped
+    assert all(
+        "the new state is not finite" in record["skipped"] or "the server cannot compute" in record["skipped"]
+        for record in skipped
+    )
+    assert all(torch.isfinite(leaf).all() for leaf in run.params.values())
+    assert run.history[-1]["test_loss"] < run.history[0]["test_loss"]
+
+
+def test_five_such_rounds_in_a_row_end_the_run() -> None:
+    class Broken(fedge.FedAvg):
+        def round(self, state):
+            after = yield from super().round(state)
+            return {**after, "params": {name: leaf * float("nan") for name, leaf in after["params"].items()}}
+
+    algorithm = Broken(wide().model, lr=0.1, epochs=1)
+    with pytest.raises(TooFewReplies, match="round 5: the new state is not finite"):
+        fedge.train(algorithm, ragged(toy_data()), rounds=9)
+
+
+def test_tiny_vectors_are_compared_without_a_division_by_zero() -> None:
+    tiny = {"w": torch.full((4,), 1e-100, dtype=torch.float64)}
+    assert compared(tiny, tiny) == (pytest.approx(1.0), 1.0)
+
+
+def test_skipped_rounds_name_their_own_drops_once() -> None:
+    """What a client of one round did is not said of it again in the next."""
+    run = trained(first_order()["fedavg"], "delta", lambda _, leaf, t: leaf * float("nan"), rounds=8, cohort=1)
+    for record in run.history:
+        assert [drop["client"] for drop in record["dropped"]] == ([LIAR] if "skipped" in record else [])
