@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 from fedge import preflight, secret
@@ -369,7 +370,7 @@ def one_round(run: Run[S], link: BaseLink, seed: int, number: int, draw: Draw, s
             found = drive(run.algorithm.round(run.state), link, seed, number, draw)
     except NobodyDrawn:
         found = run.state, Progress()
-    except torch.linalg.LinAlgError as error:  # of numbers that are finite, and whose squares are not
+    except LinAlgError as error:  # of numbers that are finite, and whose squares are not
         what = " ".join(str(error).split())[:200]
         raise Unusable(f"the server cannot compute with the uploads, {what.rstrip('.')}: {HINT}") from error
     state, progress = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import tomllib
 from pathlib import Path
 
@@ -484,12 +485,27 @@ def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
         ("flops,down,up\n", "has no rows"),
         ("flops,down,up\n1,2,3\n1,0,3\n", "line 3: down is '0', it must be a number above 0"),
         ("flops,down,up,availability\n1,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
+        ("flops,down,up,latency\n1,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
+        ("flops,down,up,kind\n1,2,3," + "x" * 200_000, r"line \d: field larger than field limit"),
+        ("flops,down,up,kind\n1,2,3,\udcff", "it is no text in UTF-8, see byte 25"),
     ],
+    ids=range(8),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text(text)
+    (tmp_path / "d.csv").write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         Table(str(tmp_path / "d.csv"), 3)
+
+
+def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
+    """Looking every kind up in a list took minutes."""
+    kinds = [f"kind {place}" for place in range(60_000)]
+    (tmp_path / "d.csv").write_text("kind,flops,down,up\n" + "".join(f"{kind},1,2,3\n" for kind in kinds))
+    begin = time.perf_counter()
+    table = Table(str(tmp_path / "d.csv"), 3)
+    assert time.perf_counter() - begin < 20
+    assert table.kinds == tuple(kinds)
+    assert table.kind.tolist() == list(range(60_000))
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ class Table(Fleet):
     def __post_init__(self) -> None:
         lines = _read(Path(self.file))
         words = [line.get("kind") or "device" for line in lines]
-        kinds = tuple(dict.fromkeys(words))
+        places = {word: place for place, word in enumerate(dict.fromkeys(words))}
         numbers = [[_number(self.file, at, name, line) for name in COLUMNS] for at, line in enumerate(lines, 2)]
         object.__setattr__(self, "rows", np.array(numbers, dtype=np.float64).T)
-        object.__setattr__(self, "kinds", kinds)
-        object.__setattr__(self, "kind", np.array([kinds.index(word) for word in words]))
+        object.__setattr__(self, "kinds", tuple(places))
+        object.__setattr__(self, "kind", np.array([places[word] for word in words]))
 
     def devices(self, clients: Array) -> Devices:
         count = self.rows.shape[1]
@@ -72,8 +72,13 @@ def _read(path: Path) -> list[dict[str, str]]:
         text = path.read_text("utf-8-sig")
     except OSError as error:
         raise ValueError(f"cannot read the devices in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read the devices in {path}: it is no text in UTF-8, see byte {error.start}") from None
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    head = list(reader.fieldnames or [])
+    try:
+        head, lines = list(reader.fieldnames or []), list(reader)
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
     for name in NEEDED:
         if name not in head:
             raise ValueError(f"{path} has no column {name!r}, it has {head}: needed are {', '.join(NEEDED)}")
@@ -81,7 +86,6 @@ def _read(path: Path) -> list[dict[str, str]]:
         if name not in (*COLUMNS, "kind"):
             known = ", ".join(("kind", *COLUMNS))
             raise ValueError(f"{path} has an unknown column {name!r}{nearest(name, COLUMNS)}: known are {known}")
-    lines = list(reader)
     if not lines:
         raise ValueError(f"{path} has no rows: write one per device")
     return lines
@@ -97,7 +101,8 @@ def _number(file: str, line: int, name: str, row: dict[str, str]) -> float:
         value = math.nan
     least = name in NEEDED
     most = 1.0 if name == "availability" else math.inf
-    if math.isnan(value) or value < 0 or (least and (value == 0 or value == math.inf)) or value > most:
+    endless = value == math.inf and name != "memory"
+    if math.isnan(value) or value < 0 or (least and value == 0) or endless or value > most:
         wanted = "a number above 0" if least else f"a number of at least 0{' and at most 1' if most == 1 else ''}"
         raise ValueError(f"{file}, line {line}: {name} is {text!r}, it must be {wanted}")
     return value
