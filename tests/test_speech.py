@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import zipfile
 from pathlib import Path
@@ -190,6 +191,46 @@ def test_damaged_features_are_refused(tmp_path: Path) -> None:
     changed[len(whole) // 3] ^= 0xFF
     path.write_bytes(changed)
     with pytest.raises(DataError, match="truncated or damaged"):
+        read_features(path)
+
+
+def test_features_damaged_anywhere_are_features_or_one_error(tmp_path: Path) -> None:
+    path, draw = tmp_path / "kws_mfcc_50x16.npz", random.Random(9)
+    write_features(path, some_features(20))
+    whole = path.read_bytes()
+    refused = 0
+    for _ in range(400):
+        changed = bytearray(whole)
+        for _ in range(draw.choice([1, 1, 3, 30])):
+            changed[draw.randrange(len(whole))] = draw.randrange(256)
+        path.write_bytes(changed)
+        try:
+            read_features(path)
+        except DataError as error:
+            refused += str(path) in str(error)
+    assert refused > 350
+
+
+def test_features_that_unpack_to_gigabytes_are_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "kws_mfcc_50x16.npz"
+    write_features(path, some_features(20))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("more.npy", "w") as more:
+        for _ in range(257):
+            more.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(DataError, match="unpacks to 257 MiB, no file of prepared features has more than 256"):
+        read_features(path)
+
+
+@pytest.mark.parametrize("name", ["clip", "classes"])
+def test_names_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "kws_mfcc_50x16.npz"
+    write_features(path, some_features(20))
+    with np.load(path) as stored:
+        parts = dict(stored)
+    parts[name][-1] = parts[name][-1][:2] + b"\xff"
+    np.savez(path, **parts)
+    with pytest.raises(DataError, match="no plain text"):
         read_features(path)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fedge.data.errors import DataError
 
 FRAMES, COEFFICIENTS = 50, 16
 LARGEST = 32767
+MOST = 1 << 28  # bytes, unpacked; those of the data set are 63 MB
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,32 @@ class Features:
 def read_features(path: Path) -> Features:
     """The file, all of it checked."""
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+        raw = io.BytesIO(path.read_bytes())
+        _weigh(path, raw)
+        with np.load(raw, allow_pickle=False) as stored:
             found = {name: stored[name] for name in ("mfcc", "scale", "mean", "label", "clip", "classes")}
     except KeyError as error:
         raise DataError(f"{path} is no file of prepared features: {error.args[0]}") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, MemoryError) as error:
-        raise DataError(f"{path} is truncated or damaged: {error}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # NumPy and zipfile tell of damage in many ways
+        raise DataError(f"{path} is truncated or damaged: {' '.join(str(error).split())[:200]}") from None
     _check(path, found)
     mfcc = found["mfcc"].astype(np.float32) * found["scale"] + found["mean"]
     words = tuple(word.decode() for word in found["classes"].tolist())
     clips = tuple(clip.decode() for clip in found["clip"].tolist())
     return Features(mfcc.astype(np.float32), found["label"].astype(np.int64), clips, words)
+
+
+def _weigh(path: Path, raw: io.BytesIO) -> None:
+    """A file of a megabyte can be unpacked to gigabytes."""
+    with zipfile.ZipFile(raw) as archive:
+        size = sum(one.file_size for one in archive.infolist())
+    if size > MOST:
+        raise DataError(f"{path} unpacks to {size >> 20} MiB, no file of prepared features has more than {MOST >> 20}")
+    raw.seek(0)
 
 
 def _check(path: Path, found: dict[str, NDArray[np.generic]]) -> None:
@@ -71,6 +84,8 @@ def _check(path: Path, found: dict[str, NDArray[np.generic]]) -> None:
             raise DataError(f"{path}: {name} has dtype {found[name].dtype}, which is not of that format")
     if count and int(found["label"].max()) >= len(found["classes"]):
         raise DataError(f"{path}: label {found['label'].max()} has no word, there are {len(found['classes'])}")
+    if not all(bytes(one).isascii() for name in ("clip", "classes") for one in found[name].ravel().tolist()):
+        raise DataError(f"{path}: names of clips or words are no plain text")
     for name in ("scale", "mean"):
         values = found[name].astype(np.float64)
         if not np.isfinite(values).all() or (name == "scale" and (values <= 0).any()):
