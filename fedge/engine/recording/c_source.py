@@ -204,7 +204,8 @@ def pointwise(expression: str, compare: bool = False) -> Rule:
         given = {
             key: source.of(arg, kind, names) for key, arg in zip("abc", _args(node), strict=False) if arg is not None
         }
-        alpha = f"({TYPES[kind]}){_number(node.kwargs.get('alpha', 1))}"
+        third = _args(node)[2] if "{alpha}" in expression and len(_args(node)) > 2 else 1  # of add.Scalar and the like
+        alpha = f"({TYPES[kind]}){_number(node.kwargs.get('alpha', third))}"
         body = expression.format(**given, alpha=alpha, s="f" if kind == torch.float32 else "")
         source.loops(out.shape, f"{out.at(names)} = {body};")
         return out
