@@ -44,8 +44,9 @@ from benchmarks.edge import measure as edge_measure
 from benchmarks.edge import page as edge_page
 from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
-from benchmarks.speed import gpu, gpu_page, peers
+from benchmarks.speed import gpu, peers
 from benchmarks.speed import page as speed_page
+from benchmarks.speed import table as speed_table
 from benchmarks.speed.peers import compare
 from benchmarks.theory import bytes as moved
 from benchmarks.theory import constants, convex, newton, nonconvex, store
@@ -228,13 +229,12 @@ def test_the_page_of_the_edge_says_what_was_stored() -> None:
 
 
 def test_graphs(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One workload, into a copy of the figures and of the page."""
-    assert graphs.table() in graphs.PAGE.read_text(), "python -m benchmarks.graphs --page"
-    smaller(graphs, FIGURES=tmp_path / "graphs.json", PAGE=copied(graphs.PAGE, tmp_path), REPEATS=1)
+    """One workload, into a copy of the figures."""
+    smaller(graphs, FIGURES=tmp_path / "graphs.json", REPEATS=1)
     graphs.main(["U"])
-    assert capsys.readouterr().out == graphs.row(json.loads(graphs.FIGURES.read_text())["timings"]["U"])
-    graphs.main(["--page"])
-    assert graphs.HEAD + graphs.row(json.loads(graphs.FIGURES.read_text())["timings"]["U"]) in graphs.PAGE.read_text()
+    found = json.loads(graphs.FIGURES.read_text())["timings"]["U"]
+    ratio = found["plain"][0] / found["seconds"][0]
+    assert f"{ratio:.2f} times faster ({ratio:.2f} to {ratio:.2f})" in capsys.readouterr().out
 
 
 def test_the_command_for_a_gpu(tmp_path: Path, smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,15 +355,32 @@ def test_uneven(words: tuple[str, ...], smaller: Smaller, capsys: pytest.Capture
     assert capsys.readouterr().out.count("s per round") == len(counts)
 
 
-def test_the_table_of_a_gpu_says_what_was_stored() -> None:
-    """The page is that of the stored figures; the share around the work of one row by hand."""
-    text = gpu_page.PAGE.read_text("utf-8")
-    assert gpu_page.table() in text
-    one = gpu_page.timing(next(line for line in gpu_page.PLAN if line.name == "D_tf32_compiled"))
-    assert one is not None
-    shares = {name: (gpu, clients) for name, _, gpu, clients in one["split"]}
-    assert {name for name, (_, clients) in shares.items() if clients} == {
-        "draws", "gather", "start and finish", "steps", "fold",
-    }  # fmt: skip
-    rest = sum(gpu for gpu, clients in shares.values() if not clients)
-    assert gpu_page.around(one["split"]) == pytest.approx(rest / sum(gpu for gpu, _ in shares.values()))
+def test_the_table_of_speed_says_what_was_stored(smaller: Smaller, tmp_path: Path) -> None:
+    """The page is that of the stored figures; one row by hand; a new file of a GPU takes the place of a gap."""
+    assert speed_table.page() == speed_table.PAGE.read_text("utf-8"), "python -m benchmarks.speed.table"
+    every = speed_table.rows()
+    assert {row.workload for row in every} >= {*"ABCDEGRLTU", "TA", "R2", "L2", "T2", "U2", "TA2", "FA", "FE"}
+    assert {row.peer.split()[0] for row in every if row.theirs} == {"plain", "JAX", "pfl-research"}
+    (jax,) = [row for row in every if row.peer.startswith("JAX") and row.workload == "B"]
+    (kept,) = [
+        one for one in json.loads((speed_table.HERE / "jax.json").read_text())["timings"] if one["workload"] == "B"
+    ]
+    each = sorted(b / a for a, b in zip(kept["seconds"], kept["jax"], strict=True))
+    ratio = float(np.median(kept["jax"]) / np.median(kept["seconds"]))
+    texts = [speed_table.short(one) for one in (ratio, each[0], each[-1])]
+    assert jax.cells()[6] == f"{texts[0]} ({texts[1]} to {texts[2]})"
+    shutil.copytree(speed_table.HERE, tmp_path / "speed")
+    smaller(speed_table, HERE=tmp_path / "speed")
+    path = tmp_path / "speed" / "h200" / "L_tf32.json"
+    path.unlink(missing_ok=True)
+    assert ("L", []) in [(row.workload, row.ours) for row in speed_table.on_a_gpu()]
+    like = json.loads((path.parent / "T_tf32.json").read_text())
+    like["timings"][0] |= {
+        "workload": "L",
+        "seconds": [0.5],
+        "plain": [2.0],
+        "split": [["a", 1, 3, True], ["b", 1, 1, False]],
+    }
+    path.write_text(json.dumps(like))
+    (row,) = [row for row in speed_table.on_a_gpu() if row.workload == "L"]
+    assert (row.cells()[3:6], row.cells()[7]) == (["500", "plain loop", "2000"], "25%")

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.speed`: write the tables of this folder's README and of the project's from the JSON files."""
+"""`python -m benchmarks.speed`: write the tables of this folder's README, the project's and docs/speed.md."""
 
-from benchmarks.speed.page import write
+from benchmarks.speed import page, table
 
-write()
+page.write()
+table.write()
