@@ -10,7 +10,7 @@ import pytest
 
 import fedge
 from benchmarks.diet import __main__ as command
-from benchmarks.diet import measure, page
+from benchmarks.diet import measure, page, tune
 from benchmarks.diet.methods import METHODS, PROBLEMS
 
 
@@ -21,6 +21,7 @@ def test_the_page_says_what_is_stored() -> None:
 
 
 def test_a_short_run_is_kept_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "ROUNDS", 1)
     monkeypatch.setattr(measure, "METHODS", [method for method in METHODS if method.bits == 32][:4])
     arguments = ["diet", "digits", "--rounds", "2", "--seeds", "0", "--device", "cpu", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -44,7 +45,7 @@ def test_every_method_can_be_built_for_every_problem() -> None:
 def line(**more: object) -> dict:
     """Four rounds of ten bytes; round 2 and 4 calibrated at five bytes more."""
     plain = {"bytes": [10, 15, 10, 15], "calibration_bytes": [0, 5, 0, 5], "accuracy": [0.2, 0.9, 0.6, 0.8]}
-    return {**plain, "calibrated_every": 2, "rounds": 4, "failed": None, **more}
+    return {**plain, "calibrated_every": 2, "rounds": 4, "failed": None, "lr": 0.5, **more}
 
 
 def test_calibration_stands_apart() -> None:
@@ -68,7 +69,8 @@ def test_the_table_has_what_was_run() -> None:
     rows = [row.strip("| ").split(" | ") for row in page.table("digits", json.loads(json.dumps(runs))).splitlines()]
     assert [row[0] for row in rows[2:]] == ["FedAvg", "SharedOVA"]
     assert rows[2][1] == "2"
-    assert rows[2][3:5] == ["40.0 ± 0.0", "80.0 ± 0.0"]
+    assert rows[2][2] == "0.5"
+    assert rows[2][4:6] == ["40.0 ± 0.0", "80.0 ± 0.0"]
     assert page.table("kws", runs) == "Not run yet."
 
 
@@ -84,6 +86,32 @@ def test_the_answer_compares_the_cheapest_of_both() -> None:
     assert "FedOVA is behind" in _flat(runs)
     assert "FedOVA is ahead" in _flat([*runs, run("FedOVA, quarter width", 1_000_000)])
     assert page.answer(runs[:2]) == "", "nothing to compare"
+    better = [*runs, run("FedOVA, quarter width", 1_000_000)]
+    assert "On digits: yes, with FedOVA, quarter width. Open: Fashion-MNIST, KWS, which were not run." in _flat(better)
+    assert "there is no such diet" in _flat([*better, run("FedAvg + server step", 500_000)])
+
+
+def test_every_diet_of_fedova_has_its_fedavg() -> None:
+    diets = {kind: {(one.width, one.bits) for one in METHODS if one.kind == kind} for kind in ("avg", "ova", "shared")}
+    assert diets["ova"] <= diets["avg"]
+    assert diets["shared"] <= diets["avg"]
+
+
+def test_a_rows_step_size_is_chosen_on_held_out_data(tmp_path: Path) -> None:
+    """Fewest rounds to the target on average, then the highest end; without trials, that of the kind."""
+    method = METHODS[0]
+
+    def trial(lr: float, seed: int, accuracy: list[float]) -> dict:
+        about = {"problem": "digits", "method": method.name, "seed": seed, "rounds": 4, "calibrated_every": None}
+        return {**about, "lr": lr, "accuracy": accuracy}
+
+    assert tune.chosen("digits", method, tmp_path) == PROBLEMS["digits"].steps["avg"]
+    for seed in tune.SEEDS:
+        measure.add(trial(0.1, seed, [0.1, 0.2, 0.9, 0.9]), tmp_path / tune.TRIALS)
+        measure.add(trial(0.2, seed, [0.1, 0.9, 0.1, 0.1]), tmp_path / tune.TRIALS)
+        measure.add(trial(0.35, seed, [0.1, 0.9, 0.9, 0.9]), tmp_path / tune.TRIALS)
+    measure.add(trial(0.5, 0, [0.9, 0.9, 0.9, 0.9]), tmp_path / tune.TRIALS)  # one seed alone does not count
+    assert tune.chosen("digits", method, tmp_path) == 0.35
 
 
 def _flat(runs: list[dict]) -> str:

@@ -407,6 +407,19 @@ def test_chosen_cohorts_are_of_a_fixed_size() -> None:
         fedge.train(algorithm, where, rounds=1, cohort=3, sampling="poisson", link=link)
 
 
+def test_the_fastest_are_chosen_for_binary_models_too() -> None:
+    """Labels of ten classes are none of a model with two outputs: they are counted as a row has them."""
+    where = federation()
+    algorithm = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), epochs=1), classes=3)
+    link = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice("speed", 100))
+    run = fedge.train(algorithm, where, rounds=1, cohort=3, link=link)
+    assert len(run.history[0]["cohort"]) == 3
+    plain = fedge.FedAvg(toy_model(outputs=2))
+    binary = fedge.data.Data(**{**vars(where.data), "train_y": where.data.train_y % 2, "test_y": where.data.test_y % 2})
+    alone = Workload(plain, fedge.Federation(binary, [where.examples(k).numpy() for k in range(where.clients)]))
+    assert link.load.gradient_flops() == alone.gradient_flops() > 0
+
+
 # Devices
 
 

@@ -12,7 +12,7 @@ import fedge
 from fedge.engine import Engine
 from fedge.experiment.device import find
 
-from . import measure, page
+from . import measure, page, tune
 from .methods import PROBLEMS
 
 
@@ -32,6 +32,10 @@ def options() -> argparse.Namespace:
 
 def work(given: argparse.Namespace) -> None:
     end = time.monotonic() + given.seconds
+
+    def late() -> bool:
+        return time.monotonic() > end
+
     device = find(given.device)
     engine = Engine(device=device, precision=given.precision, compile=given.compile)
     for name in given.problems:
@@ -40,7 +44,8 @@ def work(given: argparse.Namespace) -> None:
         problem, data = PROBLEMS[name], fedge.data.load(PROBLEMS[name].data)
         rounds, seeds = given.rounds or problem.rounds, tuple(given.seeds or problem.seeds)
         for method, seed in measure.missing(name, seeds, rounds, given.out):
-            line = measure.run(name, method, seed, rounds, data, engine, lambda: time.monotonic() > end)
+            lr = tune.tune(name, method, data, engine, late, given.out)
+            line = None if lr is None else measure.run(name, method, seed, rounds, data, engine, late, lr)
             if line is None:
                 print("time is up: the same command goes on from here")
                 return

@@ -39,12 +39,20 @@ def missing(problem: str, seeds: tuple[int, ...], rounds: int, folder: Path) -> 
 
 
 def run(
-    name: str, method: Method, seed: int, rounds: int, data: Data, engine: Engine, stop: Callable[[], bool]
+    name: str,
+    method: Method,
+    seed: int,
+    rounds: int,
+    data: Data,
+    engine: Engine,
+    stop: Callable[[], bool],
+    lr: float | None = None,
 ) -> Line | None:
     """The line of a finished run; None if it was stopped."""
     problem = PROBLEMS[name]
+    lr = lr or problem.steps[method.kind]
     parts = fedge.partition.labels_per_client(data.train_y, CLIENTS, labels=problem.labels, seed=seed)
-    algorithm, began = method.build(problem, seed), time.perf_counter()
+    algorithm, began = method.build(problem, seed, lr), time.perf_counter()
     records: list[Line] = []
     options: dict[str, Any] = {"rounds": rounds, "cohort": COHORT, "seed": seed, "engine": engine, "stop": stop}
     failed, moved = None, [0] * rounds
@@ -66,7 +74,7 @@ def run(
         "seed": seed,
         "rounds": rounds,
         "failed": failed,
-        "lr": problem.steps[method.kind],
+        "lr": lr,
         "calibrated_every": every,
         "accuracy": [round(record["test_accuracy"], 5) for record in records],
         "bytes": [record["up_bytes"] + record["down_bytes"] for record in records],

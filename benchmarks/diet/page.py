@@ -10,7 +10,7 @@ from textwrap import fill
 from benchmarks.readme import replaced
 
 from .measure import Line, lines
-from .methods import METHODS, PROBLEMS
+from .methods import KINDS, METHODS, PROBLEMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "diet.md"
 NAMES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "KWS"}
@@ -75,7 +75,7 @@ def table(problem: str, stored: Sequence[Line]) -> str:
     if not base:
         return "Not run yet."
     whole, target = mean(spent(one)[-1] for one in base), PROBLEMS[problem].target
-    head = ["method", "seeds", "MB per round", "final, %", "calibrated, %", "at half of FedAvg's bytes, %"]
+    head = ["method", "seeds", "lr", "MB per round", "final, %", "calibrated, %", "at half of FedAvg's bytes, %"]
     head += [f"MB to {100 * target:g} %"]
     rows = [head, ["---"] * len(head)]
     for name, runs in mine.items():
@@ -84,34 +84,73 @@ def table(problem: str, stored: Sequence[Line]) -> str:
             cells = [spread([final(one) for one in runs]), spread([calibrated(one) for one in runs])]
             cells += [spread([at_bytes(one, whole / 2) for one in runs])]
             cells += [spread([to_target(one, target) for one in runs], 1e-6, 1 if moved < 10 else 0)]
-            rows.append([name, str(len(runs)), f"{moved:.2f}", *cells])
+            step = "/".join(f"{lr:g}" for lr in sorted({one["lr"] for one in runs}))
+            rows.append([name, str(len(runs)), step, f"{moved:.2f}", *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def answer(stored: Sequence[Line]) -> str:
     """One line per problem: the cheapest FedOVA and the cheapest FedAvg to the target, and what FedAvg itself needs."""
-    return "\n".join(
-        fill(f"- {said}", 120, subsequent_indent="  ") for one in PROBLEMS if (said := _short(one, stored))
-    )
+    said = [*(_short(one, stored) for one in PROBLEMS), everywhere(stored)]
+    return "\n".join(fill(f"- {one}", 120, subsequent_indent="  ") for one in said if one)
 
 
-def _short(problem: str, stored: Sequence[Line]) -> str:
-    costs: dict[str, dict[str, float]] = {"avg": {}, "ova": {}, "shared": {}}
+def costs_of(problem: str, stored: Sequence[Line]) -> dict[str, dict[str, float]]:
+    """MB to the target by kind and method, where every seed got there."""
+    costs: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     for method in METHODS:
         found = [to_target(one, PROBLEMS[problem].target) for one in stored if _is(one, problem, method.name)]
         known = [one for one in found if one is not None]
         if known and len(known) == len(found):
             costs[method.kind][method.name] = mean(known) / 1e6
+    return costs
+
+
+def everywhere(stored: Sequence[Line]) -> str:
+    """Is there a diet with which FedOVA beats every FedAvg, with a server step too, per byte on every problem?"""
+    costs = {one: costs_of(one, stored) for one in PROBLEMS}
+    known = [one for one in PROBLEMS if costs[one]["avg"] and costs[one]["ova"]]
+    rivals = {one: min((*costs[one]["avg"].values(), *costs[one]["step"].values())) for one in known}
+    diets = [method.name for method in METHODS if method.kind == "ova"]
+    ahead = [name for name in diets if known and all(costs[p]["ova"].get(name, rivals[p]) < rivals[p] for p in known)]
+    if not known:
+        return ""
+    where = ", ".join(NAMES[one] for one in known)
+    left = [NAMES[one] for one in PROBLEMS if one not in known]
+    rest = f" Open: {', '.join(left)}, which were not run." if left else ""
+    found = f"yes, with {'; '.join(ahead)}" if ahead else "there is no such diet among these rows"
+    return (
+        "**Is there a diet with which FedOVA needs fewer bytes to the target than any FedAvg here, with a server step "
+        f"too?** On {where}: {found}.{rest}"
+    )
+
+
+def _short(problem: str, stored: Sequence[Line]) -> str:
+    costs = costs_of(problem, stored)
     if not costs["avg"] or not costs["ova"]:
         return ""
     ours, base = (min(costs[kind].items(), key=lambda item: item[1]) for kind in ("ova", "avg"))
     plain = costs["avg"].get("FedAvg")
     itself = "" if plain is None else f", FedAvg as it is {plain:,.1f}"
+    if costs["step"]:
+        name, cost = min(costs["step"].items(), key=lambda item: item[1])
+        itself += f", {name} {cost:,.1f}"
     word = "ahead" if ours[1] < base[1] else "behind"
     return (
         f"**{NAMES[problem]}**, to {100 * PROBLEMS[problem].target:g} %: {ours[0]}, needs {ours[1]:,.1f} MB; the "
-        f"cheapest FedAvg ({base[0]}) {base[1]:,.1f}{itself}. Per byte FedOVA is {word}."
+        f"cheapest FedAvg ({base[0]}) {base[1]:,.1f}{itself}. Per byte FedOVA is {word}.{_highest(problem, stored)}"
     )
+
+
+def _highest(problem: str, stored: Sequence[Line]) -> str:
+    """Which row is the highest at half of the bytes that FedAvg spends in all its rounds."""
+    base = [spent(one)[-1] for one in stored if _is(one, problem, "FedAvg")]
+    if not base:
+        return ""
+    runs = {method.name: [one for one in stored if _is(one, problem, method.name)] for method in METHODS}
+    ends = {name: mean(at_bytes(one, mean(base) / 2) for one in some) for name, some in runs.items() if some}
+    name = max(ends, key=lambda one: ends[one])
+    return f" At half of FedAvg's bytes {name} is the highest ({100 * ends[name]:.1f} %)."
 
 
 def _is(line: Line, problem: str, method: str) -> bool:

@@ -21,6 +21,7 @@ from fedge.experiment import Experiment, ExperimentError, Setup
 from fedge.experiment.training import basics_of, engine_of
 from fedge.experiment.values import Mismatch, complain, convert, made
 from fedge.loop import train
+from fedge.runs.folder import does_nothing
 from fedge.runs.run import Record
 
 NONE = "none"  # the attack of nobody
@@ -35,7 +36,10 @@ DEFENCES = {  # what is tried by default, with settings for cohorts of some 20 c
     RECOMMENDED: "bounded_mean",
 }
 ELSEWHERE = ("device", "checkpoint_every", "chunk", "workers")  # fields that leave the numbers alone
-LATER = {"per_client": False, "keep": "last", "server_lr_decay": 1.0, "server_warmup": 0}  # since the first results
+HASHED = {  # fields of `runs.folder.LATER` that the first results have
+    *("clip", "inner_decay", "carry_momentum", "products", "quintics", "dampings", "direction"),
+    *("until", "way", "sampling", "metrics", "loss", "width"),
+}
 Line = dict[str, Any]
 
 
@@ -72,7 +76,7 @@ def cases(
 
 def _without(table: dict[str, Any]) -> dict[str, Any]:
     """A table, and those inside it, without later fields that do nothing."""
-    kept = {name: one for name, one in table.items() if name not in LATER or one != LATER[name]}
+    kept = {name: one for name, one in table.items() if name in HASHED or not does_nothing(name, one)}
     return {name: _without(one) if isinstance(one, dict) else one for name, one in kept.items()}
 
 

@@ -99,7 +99,9 @@ class Events:
     def _begin(self) -> None:
         rows = self.algorithm.rows or 1
         self.going.versions, self.going.buffers = [0] * rows, [[] for _ in range(rows)]
-        for client in choose(fold(self.seed, DISPATCH), self.clients, self.size).tolist():
+        first = choose(fold(self.seed, DISPATCH), self.clients, self.size).tolist()
+        self.trips.prepare(first)
+        for client in first:
             self._dispatch(client)
 
     def _event(self, progress: Progress) -> tuple[float, int]:
@@ -160,7 +162,8 @@ class Events:
             numbers = np.arange(block * BLOCK, (block + 1) * BLOCK)
             keys: Array = fold_array(fold(self.seed, DISPATCH), numbers) & np.uint64(POSITIVE)
             self._drawn = (block, keys.tolist(), exponential(fold(self.seed, LEAVING), numbers).tolist())
-            self.trips.prepare([key % self.clients for key in self._drawn[1]])
+            again = fold_array(keys, 0) & np.uint64(POSITIVE)  # where the first is at work
+            self.trips.prepare([key % self.clients for key in (*self._drawn[1], *again.tolist())])
         return self._drawn[1][place], self._drawn[2][place]
 
     # The server's steps
@@ -218,8 +221,9 @@ class Events:
         back = np.argsort(order)
         mixing = self.algorithm.mixing(list(map(len, groups)), arrivals.weights[back], arrivals.staleness[back])
         stacked = self.algorithm.after(model, arrivals, torch.from_numpy(mixing[taken][:, order]))
-        for place, at in enumerate(taken):
-            yield at, {**model, "params": tree.take(stacked, place)}
+        leaves = [leaf.unbind() for leaf in stacked.values()]
+        for at, *mine in zip(taken, *leaves, strict=True):
+            yield at, {**model, "params": dict(zip(stacked, mine, strict=True))}
 
     def _train(self) -> None:
         """Compute everything that is under way, in one stack."""

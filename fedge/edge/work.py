@@ -168,11 +168,14 @@ class Workload:
         )
 
     def gradient_flops(self) -> float:
-        """FLOPs of the gradient of one example."""
+        """FLOPs of the gradient of one example, with labels as the tasks have them: of a row, if they are by row."""
         found = []
+        relabel = next((task.relabel for task in self.tasks.values() if task.relabel is not None), None)
         for examples in (1, 2):
+            batch = self._batch(examples)
+            batch = batch if relabel is None else batch._replace(y=relabel(batch.y, torch.tensor(0)))
             with torch.no_grad(), Counted() as counted:
-                self.handle.grad({name: leaf.cpu() for name, leaf in self.params.items()}, self._batch(examples))
+                self.handle.grad({name: leaf.cpu() for name, leaf in self.params.items()}, batch)
             found.append(counted.total)
         return float(found[1] - found[0])
 

@@ -1,0 +1,107 @@
+"""What a policy does to those whom it leaves out: accuracy by kind of device, where slow devices hold their own labels.
+
+    python -m benchmarks.edge.fairness     # the runs that are missing; the page: python -m benchmarks.edge --page
+
+The digits of `fedge run` on 100 LTE phones with two labels each. Clients that hold a 0 or a 1 have old phones, a tenth
+as fast in computing and sending: so what they know is known to few others. Accuracy of a kind: that of the classes,
+weighted by what clients of the kind hold (`fedge.edge.accuracy_by_kind`), the mean of the last five rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedge
+from benchmarks.edge.measure import CLIENTS, COHORT, LABELS, RESULTS
+from fedge.core import Algorithm
+from fedge.edge import Choice, Clock, Deadline, FirstOf, PartialWork, Profiles, Table, accuracy_by_kind, by_kind
+from fedge.edge.table import write
+
+FILE = RESULTS / "fairness.jsonl"
+OLD, SLOWER, LAST, ROUNDS, SEEDS = (0, 1), 10.0, 5, 50, (0, 1, 2)
+KINDS = ("new phone", "old phone")
+SECONDS = 0.25  # an old phone needs 0.26 s when nobody cuts it short, a new one about half of that
+POLICIES: dict[str, dict[str, Any]] = {
+    "wait for all": {},
+    f"deadline of {SECONDS:g} s": {"policy": Deadline(SECONDS)},
+    "first 15 of 20": {"policy": FirstOf(15)},
+    "first 10 of 20": {"policy": FirstOf(10)},
+    f"partial work, {SECONDS:g} s": {"policy": PartialWork(SECONDS)},
+    "cohorts by speed": {"choice": Choice("speed")},
+    "cohorts by labels": {"choice": Choice("labels")},
+}
+Line = dict[str, Any]
+
+
+def fedavg(seed: int) -> Algorithm[Any]:
+    return fedge.FedAvg(fedge.models.mlp(seed=seed), lr=0.5, batch_size=10)
+
+
+def fedova(seed: int) -> Algorithm[Any]:
+    return fedge.FedOVA(fedge.FedAvg(fedge.models.mlp(outputs=2, seed=seed), lr=0.2, batch_size=10))
+
+
+METHODS: dict[str, Callable[[int], Algorithm[Any]]] = {"FedAvg": fedavg, "FedOVA": fedova}
+
+
+def fleet(federation: fedge.Federation, folder: Path) -> Table:
+    """Phones; those of clients that hold a 0 or a 1 are old."""
+    devices = Profiles("phone", "lte").devices(np.arange(federation.clients))
+    old = federation.label_counts()[:, list(OLD)].sum(1).numpy() > 0
+    factor = np.where(old, 1 / SLOWER, 1.0)
+    found = devices._replace(
+        flops=devices.flops * factor, down=devices.down * factor, up=devices.up * factor, kind=old.astype(np.int64)
+    )
+    write(folder / "phones.csv", found, KINDS)
+    return Table(str(folder / "phones.csv"), federation.clients)
+
+
+def run(method: str, policy: str, seed: int) -> Line:
+    data = fedge.data.load("digits")
+    lists = fedge.partition.labels_per_client(data.train_y, CLIENTS, labels=LABELS, seed=seed)
+    federation = fedge.Federation(data, lists)
+    algorithm = METHODS[method](seed)
+    with tempfile.TemporaryDirectory() as folder:
+        devices = fleet(federation, Path(folder))
+        kinds = by_kind(federation, devices)
+        link = Clock(fedge.Engine().link(algorithm, federation), federation, devices, **POLICIES[policy])
+        done = fedge.train(algorithm, federation, rounds=ROUNDS, cohort=COHORT, seed=seed, link=link)
+    late = [accuracy_by_kind(kinds, record["test_class_accuracy"]) for record in done.history[-LAST:]]
+    return {
+        "method": method,
+        "policy": policy,
+        "seed": seed,
+        "clients": dict(zip(kinds["kinds"], kinds["clients"], strict=True)),
+        "accuracy": {kind: round(mean(one[kind] or 0.0 for one in late), 5) for kind in kinds["kinds"]},
+        "final": round(mean(record["test_accuracy"] for record in done.history[-LAST:]), 5),
+        "seconds": round(sum(record["virtual_seconds"] for record in done.history) / ROUNDS, 5),
+        "torch": torch.__version__,
+    }
+
+
+def lines() -> list[Line]:
+    return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()] if FILE.exists() else []
+
+
+def main() -> None:
+    done = {(line["method"], line["policy"], line["seed"]) for line in lines()}
+    for seed in SEEDS:
+        for method in METHODS:
+            for policy in POLICIES:
+                if (method, policy, seed) not in done:
+                    line = run(method, policy, seed)
+                    with FILE.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+                    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
