@@ -25,12 +25,14 @@ import benchmarks.edge.__main__ as edge
 import benchmarks.privacy.__main__ as privacy
 import benchmarks.theory.__main__ as theory
 import benchmarks.uploads.__main__ as uploads
+import fedge
 from benchmarks import (
     graphs,
     kill_and_resume,
     kill_reproduce,
     loop,
     million_clients,
+    newcomers,
     ranks,
     readme,
     scaling,
@@ -54,8 +56,9 @@ from benchmarks.theory import page as theory_page
 from benchmarks.uploads import measure as uploads_measure
 from benchmarks.uploads import page as uploads_page
 from fedge.bench import WORKLOADS
-from fedge.engine import folding
+from fedge.engine import Simulator, folding
 from fedge.engine.recording import recorder
+from fedge.engine.ways import WAYS
 from tests import paper
 
 ROOT = Path(__file__).parents[1]
@@ -235,6 +238,36 @@ def test_graphs(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[
     found = json.loads(graphs.FIGURES.read_text())["timings"]["U"]
     ratio = found["plain"][0] / found["seconds"][0]
     assert f"{ratio:.2f} times faster ({ratio:.2f} to {ratio:.2f})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", newcomers.MODELS)
+def test_no_newcomer_s_model_is_refused(name: str) -> None:
+    """Each trains in every way, batch norm by the remedies that its refusal names."""
+    work = newcomers.workload(name, 10)
+    for way in WAYS:
+        algorithm, federation = work.build(False)
+        link = Simulator(algorithm, federation, way=way)
+        run = fedge.train(algorithm, federation, rounds=1, cohort=3, link=link)
+        start = fedge.handle.parameters(algorithm.model)
+        assert run.rounds == 1
+        assert any(not torch.equal(run.params[leaf], start[leaf]) for leaf in start)
+
+
+def test_newcomers(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One model, and the verdict on both sides of the limit."""
+    smaller(newcomers, FIGURES=tmp_path / "newcomers.json", REPEATS=1, SPAN=0.001, SLACK=0.0)
+    assert newcomers.main(["embedding"]) == 0
+    assert capsys.readouterr().out.endswith("slower than the loop: none\n")
+    smaller(newcomers, SLACK=1e9)
+    assert newcomers.main(["embedding"]) == 1
+    assert capsys.readouterr().out.endswith("slower than the loop: embedding, 10; embedding, 60\n")
+    assert {"embedding, 10", "embedding, 60"} == set(json.loads(newcomers.FIGURES.read_text())["timings"])
+
+
+def test_newcomers_were_not_slower_when_it_was_measured() -> None:
+    kept = json.loads(newcomers.FIGURES.read_text())["timings"]
+    assert set(kept) == {newcomers.workload(name, each).name for name in newcomers.MODELS for each in (10, 60)}
+    assert [name for name, one in kept.items() if newcomers.ratio(one) < newcomers.SLACK] == []
 
 
 def test_the_command_for_a_gpu(tmp_path: Path, smaller: Smaller, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import fedge
 from fedge.engine import Simulator, choosing
-from fedge.engine.ways import WAYS, Trial, Way, fastest
+from fedge.engine.ways import TIMED, WAYS, Trial, Way, fastest
 from fedge.runs import checkpoint
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.networks import NETWORKS, federation
@@ -27,7 +27,8 @@ def told(monkeypatch: pytest.MonkeyPatch, way: Way) -> list[list[str]]:
 
     def choose(trials: dict[Way, Trial]) -> Way:
         for trial in trials.values():
-            trial.seconds()
+            trial.warm()
+            trial.once()
         seen.append(list(trials))
         return way
 
@@ -47,15 +48,26 @@ def test_the_fastest_way_is_taken_and_said_in_one_line(caplog: pytest.LogCapture
 
 
 def test_a_way_that_is_hardly_faster_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "seconds", lambda self: self.jobs)
+    monkeypatch.setattr(Trial, "once", lambda self: self.jobs)
     trials = {way: Trial(lambda: None, lambda: True, jobs) for way, jobs in zip(WAYS, (1.0, 0.95, 0.91), strict=True)}
     assert fastest(trials) == "stacked"
 
 
 def test_a_trial_waits_for_the_recording() -> None:
     runs: list[int] = []
-    Trial(lambda: runs.append(1), lambda: len(runs) == 3, 1).seconds()
-    assert len(runs) == 3 + 3
+    Trial(lambda: runs.append(1), lambda: len(runs) == 3, 1).warm()
+    assert len(runs) == 3
+
+
+def test_ways_take_turns() -> None:
+    """A slow while that is as long as all trials of one way decides nothing."""
+    runs: list[str] = []
+
+    def trial(way: str) -> Trial:
+        return Trial(lambda: runs.append(way), lambda: True, 1)
+
+    fastest({way: trial(way) for way in WAYS})
+    assert runs == [*WAYS] * (1 + TIMED)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import graphs
+from benchmarks import graphs, newcomers
 from benchmarks.readme import replaced
 from fedge.bench import WORKLOADS
 
@@ -37,13 +37,14 @@ class Row(NamedTuple):
     command: str
     around: float | None = None
     first: float | None = None
+    title: str | None = None
 
     @property
     def ratio(self) -> float | None:
         return median(self.theirs) / median(self.ours) if self.theirs and self.ours else None
 
     def cells(self) -> list[str]:
-        title = f"{self.workload}: {WORKLOADS[self.workload].title}"
+        title = self.title or f"{self.workload}: {WORKLOADS[self.workload].title}"
         ours, theirs = (number(1e3 * median(one)) if one else "" for one in (self.ours, self.theirs))
         around = "" if self.around is None else f"{self.around:.0%}"
         first = "" if self.first is None else f"{self.first:.1f}"
@@ -102,6 +103,15 @@ def nets() -> Iterator[Row]:
         )
 
 
+def brought() -> Iterator[Row]:
+    """Models as newcomers bring them."""
+    command = "OMP_NUM_THREADS=1 python -m benchmarks.newcomers"
+    for one in json.loads(newcomers.FIGURES.read_text("utf-8"))["timings"].values():
+        name, times = one["workload"].rsplit(", ", 1)[0], (one["seconds"], "plain loop, CPU time", one["plain"])
+        where = ("newcomers.json", f"{command} '{name}'" if " " in name else f"{command} {name}")
+        yield Row(ONE, one["workload"], one["way"], *times, *where, first=one["first"], title=one["title"])
+
+
 def on_a_gpu() -> Iterator[Row]:
     """The plan's lines, and of the older files what none of them repeats."""
     done = set()
@@ -137,7 +147,7 @@ def pfl() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    return [*chains(), *jax(), *nets(), *on_a_gpu(), *pfl()]
+    return [*chains(), *jax(), *nets(), *brought(), *on_a_gpu(), *pfl()]
 
 
 def table() -> str:

@@ -24,7 +24,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 STEPS = 2  # local steps of a trial
 WARM = 4  # trials at most until a step is recorded: the first records it, the second compares it
-TIMED = 3  # trials of which the fastest counts
+TIMED = 4  # turns, of which the fastest counts
 MARGIN = 0.9  # another way than the first has to take less than this share of its time
 
 
@@ -41,24 +41,29 @@ class Trial:
     def __init__(self, run: Callable[[], object], recorded: Callable[[], bool], jobs: float) -> None:
         self.run, self.recorded, self.jobs = run, recorded, jobs
 
-    def seconds(self) -> float:
-        """Seconds per client, once everything that will be recorded is."""
+    def warm(self) -> None:
+        """Until everything that will be recorded is."""
         for _ in range(WARM):
             self.run()
             if self.recorded():
                 break
-        return min(self._once() for _ in range(TIMED)) / self.jobs
 
-    def _once(self) -> float:
-        """Of this thread's own time: other programs on the machine do not count."""
+    def once(self) -> float:
+        """Seconds per client, of this thread's own time: other programs on the machine do not count."""
         begin = time.thread_time()
         self.run()
-        return time.thread_time() - begin
+        return (time.thread_time() - begin) / self.jobs
 
 
 def fastest(trials: Mapping[Way, Trial]) -> Way:
-    """The way that took the least time; the first of them if it is nearly as fast. Says so in one line."""
-    found = {way: trial.seconds() for way, trial in trials.items()}
+    """The way that took the least time; the first of them if it is nearly as fast. Says so in one line.
+
+    They take turns: a while in which the machine is slow must not meet one of them alone.
+    """
+    for trial in trials.values():
+        trial.warm()
+    turns = [{way: trial.once() for way, trial in trials.items()} for _ in range(TIMED)]
+    found = {way: min(turn[way] for turn in turns) for way in trials}
     first, best = next(iter(found)), min(found, key=lambda way: found[way])
     chosen = best if found[best] < MARGIN * found[first] else first
     figures = ", ".join(f"{way} {1e3 * seconds:.2f} ms" for way, seconds in found.items())

@@ -1,0 +1,206 @@
+"""Models as newcomers bring them: is one refused without a remedy, or slower than a plain loop over clients?
+
+OMP_NUM_THREADS=1 python -m benchmarks.newcomers [NAME]...    one CPU thread; ends with 1 if the answer is yes
+
+Every model with clients of ten examples (one local step per round) and of sixty (six), ours and the loop in turns, in
+CPU time, on which other work on the machine has little influence. A model is slower if the median of its turns is below
+`SLACK` of the loop's speed: less is what turns of one and the same program differ by.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedge import models
+from fedge.algorithms import FedAvg
+from fedge.bench.networks import TIMES, WORDS
+from fedge.bench.plain import plain_round
+from fedge.bench.timing import Round
+from fedge.bench.workloads import LARGE, SMALL, Workload, images, texts
+from fedge.engine.recording.recorder import WARM
+from fedge.handle.module import check_module
+from fedge.runs.folder import versions
+
+REPEATS, SPAN, SLACK = 5, 0.1, 0.95
+FIGURES = Path(__file__).parent / "newcomers.json"
+
+
+class Residual(nn.Module):
+    """A small residual net; `norm` makes a normalisation of so many channels."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 16, 3, stride=2, padding=1)
+        self.one, self.two = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.norms = nn.ModuleList([norm(16), norm(16)])
+        self.head = nn.Linear(16 * 7 * 7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = self.norms[1](self.two(F.relu(self.norms[0](self.one(x)))))
+        found: Tensor = self.head(F.max_pool2d(F.relu(x + y), 2).flatten(1))
+        return found
+
+
+class Read(nn.Module):
+    """Characters embedded, read by a recurrent layer, and the next one predicted."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(WORDS, 16), kind(16, 32, batch_first=True), nn.Linear(32, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.rnn(self.embed(x))[0][:, -1])
+        return found
+
+
+class Bag(nn.Module):
+    """The mean of embedded characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(WORDS, 32), nn.Linear(32, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.embed(x).mean(1))
+        return found
+
+
+class Tied(nn.Module):
+    """The output layer has the embedding's weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.out = nn.Embedding(WORDS, 32), nn.Linear(32, 32), nn.Linear(32, WORDS)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.tanh(self.mix(self.embed(x).mean(1))))
+        return found
+
+
+class Encoder(nn.Module):
+    """Two layers of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(WORDS, 32), nn.Parameter(torch.zeros(TIMES, 32))
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.encoder(self.embed(x) + self.place).mean(1))
+        return found
+
+
+def frozen() -> nn.Module:
+    """Only the head of a residual net is trained."""
+    model = Residual(lambda channels: nn.GroupNorm(4, channels))
+    for name, leaf in model.named_parameters():
+        leaf.requires_grad_(name.startswith("head"))
+    return model
+
+
+def trained_batch_norm() -> nn.Module:
+    """Batch norm with the statistics of a trained model, in evaluation mode: the second remedy."""
+    model = Residual(nn.BatchNorm2d)
+    for layer in model.norms:
+        layer.eval()
+    return model
+
+
+def remedied() -> nn.Module:
+    """Batch norm is refused; the first remedy that the refusal names."""
+    model = Residual(nn.BatchNorm2d)
+    try:
+        check_module(model)
+    except ValueError as error:
+        if "fedge.models.without_batch_norm(model)" not in str(error):
+            raise AssertionError(f"refused without a remedy: {error}") from error
+        return models.without_batch_norm(model)
+    raise AssertionError("batch norm that keeps running statistics was not refused")
+
+
+MODELS: dict[str, tuple[str, Callable[[], nn.Module], bool]] = {
+    "residual": (
+        "own residual net with group norm",
+        lambda: Residual(lambda channels: nn.GroupNorm(4, channels)),
+        True,
+    ),
+    "lstm": ("LSTM of width 32", lambda: Read(nn.LSTM), False),
+    "gru": ("GRU of width 32", lambda: Read(nn.GRU), False),
+    "transformer": ("two-layer transformer of width 32 with dropout", Encoder, False),
+    "tied": ("output layer tied to the embedding", Tied, False),
+    "frozen": ("residual net of which the head is trained", frozen, True),
+    "batch norm": ("batch norm replaced by fedge.models.without_batch_norm", remedied, True),
+    "batch norm, still": ("batch norm in evaluation mode", trained_batch_norm, True),
+    "embedding": ("mean of embeddings", Bag, False),
+}
+
+
+def workload(name: str, each: int) -> Workload:
+    title, make, pictures = MODELS[name]
+
+    def build(gpu: bool) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            algorithm = FedAvg(make(), epochs=1, batch_size=10)
+        return algorithm, images((1, 28, 28), 100, each) if pictures else texts(100, each)
+
+    return Workload(f"{name}, {each}", f"{title}, 20 of 100 clients x {each}, B 10, E 1", build, 20)
+
+
+def ratio(one: dict[str, Any]) -> float:
+    """The median over the turns of how many times faster than the loop."""
+    return statistics.median(b / a for a, b in zip(one["seconds"], one["plain"], strict=True))
+
+
+def spent(step: Callable[[], Any], times: int) -> float:
+    """CPU seconds per call."""
+    begin = time.process_time()
+    for _ in range(times):
+        step()
+    return (time.process_time() - begin) / times
+
+
+def compare(work: Workload) -> dict[str, Any]:
+    """CPU seconds per round of both sides, turn by turn, once everything is recorded."""
+    begin = time.perf_counter()
+    ours, loop = Round(work, "cpu"), plain_round(*work.build(False), torch.arange(work.cohort), torch.device("cpu"))
+    ours()
+    first = time.perf_counter() - begin
+    with ours.working():
+        counts = [max(1, round(SPAN / spent(step, WARM["cpu"]))) for step in (ours, loop)]
+        pairs = [(spent(ours, counts[0]), spent(loop, counts[1])) for _ in range(REPEATS)]
+    found = {"workload": work.name, "title": work.title, "way": ours.link.way, "first": first}
+    return found | {"seconds": [a for a, _ in pairs], "plain": [b for _, b in pairs]}
+
+
+def main(args: list[str]) -> int:
+    torch.set_num_threads(1)
+    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"timings": {}}
+    kept |= {"versions": versions(), "threads": 1}
+    slower = []
+    for name in args or MODELS:
+        for each in (SMALL, LARGE):
+            one = compare(workload(name, each))
+            kept["timings"][one["workload"]] = one
+            FIGURES.write_text(json.dumps(kept, indent=1))
+            print(f"{one['workload']}: {ratio(one):.2f} times the loop, in the way '{one['way']}'", flush=True)
+            slower += [one["workload"]] if ratio(one) < SLACK else []
+    print(f"slower than the loop: {'; '.join(slower) or 'none'}")
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
