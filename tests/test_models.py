@@ -150,6 +150,19 @@ def test_vgg_starts_from_kaiming() -> None:
     assert not vgg11(seed=0).get_parameter("conv5.bias").any()
 
 
+def test_vgg_s_head_keeps_the_signal() -> None:
+    """He et al. 2015, eq. 10: var(w) = 2 / fan_in before a ReLU; torch's default has a sixth of it."""
+    he, default = vgg11(seed=0), vgg11(seed=0, init="torch")
+    for name, gain in (("fc1", 2), ("fc2", 2), ("fc3", 1)):
+        assert he.get_parameter(f"{name}.weight").std().item() == pytest.approx((gain / 512) ** 0.5, rel=0.03)
+        assert not he.get_parameter(f"{name}.bias").any()
+        assert default.get_parameter(f"{name}.weight").std().item() == pytest.approx((1 / 3 / 512) ** 0.5, rel=0.03)
+    images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert he(images).std(0).mean() > 2 * default(images).std(0).mean()
+    with pytest.raises(ValueError, match="init is 'zero', it must be one of he, torch"):
+        vgg11(init="zero")
+
+
 def test_hidden_layers_may_be_none_or_several() -> None:
     assert count(mlp(4, (), 3)) == count(logistic(4, 3))
     assert count(mlp(4, (5, 6), 3)) == (4 * 5 + 5) + (5 * 6 + 6) + (6 * 3 + 3)

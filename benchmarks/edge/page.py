@@ -37,14 +37,14 @@ def fleets() -> str:
     for problem in measured():
         goal = f"{100 * PROBLEMS[problem].target:.0f} %"
         head = ["method", "final accuracy, %", "MB", *(f"{fleet}: s | {fleet}: J" for fleet in EVEN)]
-        rows = [[method, *_cells(problem, method)] for method in EVERYWHERE]
+        rows = [[method, *_cells(problem, method)] for method in EVERYWHERE if found(problem, EVEN[0], method)]
         parts += [f"{TITLES[problem]}, to {goal} test accuracy:\n", _table([head, *rows]), _best(problem, goal)]
     return "\n".join(parts)
 
 
 def _cells(problem: str, method: str) -> list[str]:
     some = found(problem, EVEN[0], method)
-    cells = [accuracy(some), number(_taken(some, "megabytes_to"))]
+    cells = [accuracy(some, problem), number(_taken(some, "megabytes_to"))]
     for fleet in EVEN:
         there = found(problem, fleet, method)
         cells += [f"{number(_taken(there, f'{what}_to'))}" for what in ("virtual_seconds", "joules")]
@@ -52,16 +52,27 @@ def _cells(problem: str, method: str) -> list[str]:
 
 
 def _best(problem: str, goal: str) -> str:
-    """Which method is the fastest and which the thriftiest on every fleet, in a sentence each."""
+    """Which method is the fastest and which the thriftiest on every fleet, in a sentence each; none of one method."""
     told = []
     for fleet in EVEN:
-        by = {}
-        for what in ("virtual_seconds", "joules"):
-            taken = {method: _taken(found(problem, fleet, method), f"{what}_to") for method in EVERYWHERE}
-            known = {method: value for method, value in taken.items() if value is not None}
-            by[what] = min(known, key=lambda method: known[method]) if known else "none"
-        told.append(f"{fleet}: **{by['virtual_seconds']}** is the fastest, **{by['joules']}** needs the least energy.")
-    return "\n".join(f"- {line}" for line in told) + "\n"
+        by = [_least(problem, fleet, f"{what}_to") for what in ("virtual_seconds", "joules")]
+        if all(by):
+            told.append(f"- {fleet}: the fastest is {by[0]}; the least energy needs {by[1]}.")
+    return "\n".join([*told, ""])
+
+
+def _least(problem: str, fleet: str, what: str) -> str:
+    """The best method, and whoever is nearer to it than two deviations of the seeds; empty if there are no two."""
+    taken = {method: [line[what] for line in found(problem, fleet, method)] for method in EVERYWHERE}
+    known = {method: values for method, values in taken.items() if values and None not in values}
+    if len(known) < 2:
+        return ""
+    order = sorted(known, key=lambda method: mean(known[method]))
+    first, near = order[0], list[str]()
+    for method in order[1:]:
+        wide = max((stdev(known[one]) for one in (first, method) if len(known[one]) > 1), default=0.0)
+        near += [method] if mean(known[method]) - mean(known[first]) <= 2 * wide else []
+    return f"**{first}**" + (f" (within the spread of the seeds: {', '.join(near)})" if near else "")
 
 
 def asynchronous() -> str:
@@ -70,30 +81,37 @@ def asynchronous() -> str:
     for problem in measured():
         columns = (f"{fleet}: s to target | of waiting for all | s per round" for fleet in TENFOLD)
         head = ["method", "final accuracy, %", *columns]
-        rows = [[method, accuracy(found(problem, TENFOLD[0], method)), *_saved(problem, method)] for method in UNEVEN]
+        rows = [
+            [method, accuracy(some, problem), *_saved(problem, method)]
+            for method in UNEVEN
+            if (some := found(problem, TENFOLD[0], method))
+        ]
         parts += [f"{TITLES[problem]}, to {100 * PROBLEMS[problem].target:.0f} %:\n", _table([head, *rows])]
     return "\n".join(parts)
 
 
 def _saved(problem: str, method: str) -> list[str]:
-    """On every uneven fleet: seconds to the target, their share of those of the method that waits, and per round."""
+    """On every uneven fleet: seconds to the target, their share of those of the method that waits with the same seeds,
+    and per round."""
     waits = {"FedBuff": "FedAvg", "asynchronous FedOVA + spectral": "FedOVA + spectral"}.get(method, "FedOVA")
     waits = "" if method in WAITS else waits
     cells = []
     for fleet in TENFOLD:
         some = found(problem, fleet, method)
-        taken, against = _taken(some, "virtual_seconds_to"), _taken(found(problem, fleet, waits), "virtual_seconds_to")
+        seeds = {line["seed"] for line in some}
+        same = [line for line in found(problem, fleet, waits) if line["seed"] in seeds]
+        taken, against = _taken(some, "virtual_seconds_to"), _taken(same, "virtual_seconds_to")
         share = "" if taken is None or against is None else f"{taken / against:.2f}"
         pace = number(mean(line["virtual_seconds"] / line["rounds"] for line in some)) if some else "not run"
         cells += [number(taken), share, pace]
     return cells
 
 
-def accuracy(some: list[dict[str, Any]]) -> str:
-    if not some:
-        return "not run"
-    values = [100 * line["final"] for line in some]
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+def accuracy(some: list[dict[str, Any]], problem: str) -> str:
+    """Mean and deviation, and of how many seeds if not of all."""
+    values, planned = [100 * line["final"] for line in some], len(PROBLEMS[problem].seeds)
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread}" + (f" ({len(values)} of {planned} seeds)" if len(values) < planned else "")
 
 
 def _taken(some: list[dict[str, Any]], name: str) -> float | None:

@@ -16,12 +16,21 @@ from fedge import sweep
 from fedge.experiment import ExperimentError
 from fedge.sweep import Entry, Files
 from fedge.sweep.files import Setting
+from fedge.sweep.halving import Backbones
 
 PAPER_S = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
 BEYOND = ("clipped", "server-step", "splits", "acting")  # what the paper does not have
 EXPERIMENTS = (*PAPER_S, *BEYOND)
 # Where a method was not tuned itself (CIFAR-10), it takes the step size of the method whose local work it does.
-BACKBONES = {"FedOVA": "FedAvg", "Data sharing 5 %": "FedAvg", "Data sharing 10 %": "FedAvg"}
+BACKBONES: Backbones = {
+    "FedOVA": "FedAvg",
+    "Data sharing 5 %": "FedAvg",
+    "Data sharing 10 %": "FedAvg",
+    "FedDANE": "FedAvg-SGD",
+    "Fisher L-BFGS": ("FedAvg-SGD", {"lr": "local_lr"}),
+    "Server step": "FedAvg + server step",
+    "FedOVA + server step": "FedAvg + server step",
+}
 DATASETS = ("fmnist", "cifar10", "kws")
 VARIABLE = "FEDGE_PAPER"
 PAPER = "paper.toml"

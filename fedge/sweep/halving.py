@@ -29,6 +29,7 @@ TRIALS = "tune.jsonl"
 EIGHTHS = (1, 3, 8)  # of the rounds, after which the worse half is dropped
 LAST = 5  # rounds of which the validation accuracy is the mean
 SEED = 0
+Backbones = Mapping[str, str | tuple[str, Mapping[str, str]]]  # method -> another one, and which of its fields is which
 
 
 def tune(
@@ -104,10 +105,10 @@ class Choices:
     """What tuning chose: after the most rounds; of equals, in the first of these stores, and there the newest.
 
     So a short trial of the command does not choose the settings of whole runs. A method that was never tuned takes what
-    was chosen for the method whose `backbones` it shares.
+    was chosen for the method whose `backbones` it shares, where needed under other names of the fields.
     """
 
-    def __init__(self, paths: Iterable[Path], backbones: Mapping[str, str] | None = None) -> None:
+    def __init__(self, paths: Iterable[Path], backbones: Backbones | None = None) -> None:
         self.lines: dict[tuple[str, str], Line] = {}
         self.backbones = dict(backbones or {})
         for path in reversed(list(paths)):
@@ -123,8 +124,13 @@ class Choices:
         names = (cell, method), (cell.split("-")[0], method)
         lines = [self.lines[name] for name in names if name in self.lines]
         if not lines:
-            return self(cell, self.backbones[method]) if method in self.backbones else []
+            return self._borrowed(cell, method) if method in self.backbones else []
         found = max(lines, key=lambda line: line.get("rounds", 0))  # the first of equals
         order = sorted(found.get("trials", []), key=lambda trial: (-trial["rounds"], -trial["validation"]))
         settings = [found["setting"], *(trial["setting"] for trial in order)]
         return [one for i, one in enumerate(settings) if one not in settings[:i]]
+
+    def _borrowed(self, cell: str, method: str) -> list[Setting]:
+        found = self.backbones[method]
+        other, names = (found, dict[str, str]()) if isinstance(found, str) else found
+        return [{names.get(field, field): value for field, value in one.items()} for one in self(cell, other)]

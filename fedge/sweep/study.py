@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedge.sweep.entries import Entry
 from fedge.sweep.files import Files
+from fedge.sweep.halving import Backbones
 from fedge.sweep.store import Store
 
 
@@ -20,4 +21,4 @@ class Study:
     page: Callable[[Sequence[Entry], Store], str]  # title, table and claims, as Markdown
     details: Callable[[Sequence[Entry], Store], str]  # what the numbers were measured with
     draw: Callable[[Sequence[Entry], Store, Path], Path | None]  # None without matplotlib, or without results
-    backbones: Mapping[str, str] = field(default_factory=dict)  # method -> the one whose settings it takes if untuned
+    backbones: Backbones = field(default_factory=dict)  # method -> the one whose settings it takes if untuned
