@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -27,6 +24,7 @@ from fedge.engine.clients.batches import client_key, one_client
 from fedge.experiment import ExperimentError, compare, parse
 from fedge.handle import Handle, parameters
 from fedge.keys import DISPATCH, LEAVING, choose, fold
+from tests import warm
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.test_edge import TOML
 
@@ -234,17 +232,17 @@ def killed(name: str, rounds: int) -> str:
 def test_a_run_that_was_killed_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     """kill -9 in the middle, twice."""
     (tmp_path / "experiment.toml").write_text(killed(name, 60))
-    words = [sys.executable, "-m", "fedge", "run", str(tmp_path / "experiment.toml"), "--quiet", "--no-report"]
+    words = ["-m", "fedge", "run", str(tmp_path / "experiment.toml"), "--quiet", "--no-report"]
     words += ["--out", str(tmp_path / "killed")]
     label, seen = name if name.startswith("fed") else "fedavg", 0
     rounds = tmp_path / "killed" / label / "rounds.jsonl"
     for more in ([], ["--resume"]):
-        process = subprocess.Popen([*words, *more], env={**os.environ, "OMP_NUM_THREADS": "1"})
-        while process.poll() is None and (not rounds.exists() or rounds.read_bytes().count(b"\n") < seen + 7):
+        process = warm.start([*words, *more], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while process.is_alive() and (not rounds.exists() or rounds.read_bytes().count(b"\n") < seen + 7):
             time.sleep(0.02)
         seen = rounds.read_bytes().count(b"\n")
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     assert not (rounds.parent / "summary.json").exists()
     (resumed,) = compare(parse(tomllib.loads(killed(name, 60))), tmp_path / "killed", resume=True)
     (whole,) = compare(parse(tomllib.loads(killed(name, 60))), tmp_path / "whole")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PERCENT = r"\d+\.\d %"
@@ -34,14 +34,7 @@ def test_every_example_is_here() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example_runs(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = warm.run([EXAMPLES / name], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert re.search(".*".join(EXPECTED[name]), done.stdout, re.DOTALL), done.stdout
@@ -49,15 +42,8 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_the_experiment_file_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedge", "run", str(EXAMPLES / "from_fluke.toml"), "--set", "train.rounds=2"]
-    done = subprocess.run(
-        [*command, "--no-report", "--out", "out"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["-m", "fedge", "run", EXAMPLES / "from_fluke.toml", "--set", "train.rounds=2", "--no-report"]
+    done = warm.run([*command, "--out", "out"], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert re.search(r"fedavg +2 .*\nscaffold +2 ", done.stdout), done.stdout
     assert {path.name for path in EXAMPLES.glob("*.toml")} == {"from_fluke.toml"}

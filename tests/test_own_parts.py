@@ -18,6 +18,7 @@ from fedge.experiment import ExperimentError, build, compare, load, load_federat
 from fedge.experiment.planning import load_sweep, stored_sweep
 from fedge.runs.folder import RunFolderError
 from fedge.sweep import run_sweep
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "own_parts" / "pumps.toml"
@@ -94,6 +95,7 @@ def broken(count: int = 3):
 
 number = 3
 """
+BROKEN = 1 + MINE.splitlines().index('    raise KeyError("owner")')
 
 FILE = """
 name = "mine"
@@ -123,8 +125,7 @@ def file(tmp_path: Path) -> Path:
 
 def fedge_command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "fedge", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+    return warm.run(["-m", "fedge", *words], cwd=cwd, env=env, timeout=240)
 
 
 def test_every_kind_of_part(file: Path, tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_fields_are_checked(file: Path, setting: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data.name=mine.py:broken", "data: mine.py:broken raised KeyError: 'owner' (line 51)"),
+        ("data.name=mine.py:broken", f"data: mine.py:broken raised KeyError: 'owner' (line {BROKEN})"),
         ("data.name=mine.py:Net", "data: outputs is missing"),
         ("model.name=mine.py:load", "model: mine.py:load gave a Data, expected an nn.Module"),
         ("data.name=mine.py:f1", "data: scores is missing, expected"),

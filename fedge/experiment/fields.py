@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, get_type_hints
 
 from fedge.checks import nearest
@@ -30,8 +30,9 @@ class Field:
     hint: Any
     default: Any = Required
 
-    @property
+    @cached_property
     def plain(self) -> bool:
+        """Whether a file can spell its values."""
         return is_plain(self.hint)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -31,6 +32,12 @@ class Mismatch(Exception):
     """A value that is not of the type it should be."""
 
 
+@cache
+def declared(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, worked out once: a sweep parses thousands of tables."""
+    return get_type_hints(kind)
+
+
 def is_plain(hint: Any) -> bool:
     """Whether a TOML file can spell values of this type."""
     if named(hint):
@@ -40,8 +47,8 @@ def is_plain(hint: Any) -> bool:
         return bool(members) and all(map(is_plain, members))
     if get_origin(hint) in LISTS:
         return all(is_plain(item) for item in get_args(hint) if item is not ...)
-    if dataclasses.is_dataclass(hint):
-        hints = get_type_hints(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = declared(hint)
         return all(is_plain(hints[one.name]) for one in dataclasses.fields(hint))
     return get_origin(hint) is Literal or hint in SINGULAR
 
@@ -101,7 +108,7 @@ def complain(name: str, value: Any, hint: Any) -> str:
 
 def _inside(table: dict[str, Any], kind: Any) -> str:
     """What is wrong with the fields of a table."""
-    hints = get_type_hints(kind)
+    hints = declared(kind)
     known = [one.name for one in dataclasses.fields(kind)]
     for key, value in table.items():
         if key != "name" and key not in known:
@@ -167,7 +174,7 @@ def _spelt(kind: Any) -> str:
 
 def _convert_table(value: Any, hint: Any) -> Any:
     """{name = "spectral", momentum = 0.9}: the name of a dataclass and its fields, defaults filled in."""
-    hints = get_type_hints(hint)
+    hints = declared(hint)
     fields = {one.name: one.default for one in dataclasses.fields(hint)}
     if not isinstance(value, dict) or value.get("name") != _spelt(hint) or value.keys() - fields.keys() - {"name"}:
         raise Mismatch
