@@ -74,11 +74,9 @@ def train(
     On a link of several processes (`Ranks`) rank 0 alone evaluates, writes, and is told of rounds.
     """
     preflight.check_arguments(algorithm, federation, seed)
-    check_metrics(metrics or (), federation.data.train_y, algorithm.loss)
+    observe = _observing(observe, metrics, algorithm, federation)
     at_least_one("rounds", rounds)
-    observe, privacy = observe or Observe(), algorithm.privacy()
-    observe = observe if metrics is None else replace(observe, metrics=named(observe.metrics) | named(metrics))
-    check_metrics(observe.functions, federation.data.train_y, algorithm.loss)
+    privacy = algorithm.privacy()
     sampling = sampling or ("fixed" if privacy is None else "poisson")
     trains = observe.evaluate_train or (observe.per_client and federation.test is None)
     preflight.check_privacy(privacy, federation.clients, cohort, sampling, trains, link)
@@ -88,27 +86,64 @@ def train(
         link = _engine(engine, device).expecting(algorithm, rounds).link(algorithm, federation)
     preflight.check_link(algorithm, link)
     draw = _chosen(link, federation.clients, cohort, sampling) or draw
-    if sampling == "poisson":
-        link = Nobody(link)
+    link = Nobody(link) if sampling == "poisson" else link
     about = about or About()
     if about.config is None and out is not None:
         settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **observe.settings()}
         settings |= {"sampling": sampling} if sampling != "fixed" else {}
         about = replace(about, config=describe(algorithm, federation, settings))
     log = open_log(out, about, link, observe.checkpoint_every)
-    leads = link.runtime.group.leads
-    judge = Jury(federation, link.runtime, observe) if leads else None
-    told = () if not leads or on_round is None else (on_round,) if callable(on_round) else tuple(on_round)
-    size, every = cohort or federation.clients, observe.evaluate_every
-    name = federation.name if federation.names else None
-    ends = (observe.until, observe.best, name)
-    training = Training(algorithm, link, log, seed, size, draw, judge, every, told, *ends)
+    training = _training(algorithm, federation, link, log, seed, cohort, draw, observe, on_round)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
         run.problem = problem_at(algorithm, run.handle, link.runtime.x, federation.data.train_y, federation.data.values)
         with link.working():
             training.rounds(run, last, stop)
     return run
+
+
+def _observing(
+    observe: Observe | None,
+    metrics: Mapping[str, Metric | str] | Sequence[str] | None,
+    algorithm: Algorithm[Any],
+    federation: Federation,
+) -> Observe:
+    """What is observed, with the metrics that were given beside it; each fits what is learnt."""
+    y, found = federation.data.train_y, observe or Observe()
+    check_metrics(metrics or (), y, algorithm.loss)
+    if metrics is not None:
+        found = replace(found, metrics=named(found.metrics) | named(metrics))
+    check_metrics(found.functions, y, algorithm.loss)
+    return found
+
+
+def _training(
+    algorithm: Algorithm[S],
+    federation: Federation,
+    link: BaseLink,
+    log: Log | None,
+    seed: int,
+    cohort: int | None,
+    draw: Draw,
+    observe: Observe,
+    on_round: Callable[[Record], None] | Iterable[Callable[[Record], None]] | None,
+) -> Training[S]:
+    """Of several processes one alone evaluates and is told of rounds."""
+    leads = link.runtime.group.leads
+    return Training(
+        algorithm,
+        link,
+        log,
+        seed,
+        cohort or federation.clients,
+        draw,
+        Jury(federation, link.runtime, observe) if leads else None,
+        observe.evaluate_every,
+        () if not leads or on_round is None else (on_round,) if callable(on_round) else tuple(on_round),
+        observe.until,
+        observe.best,
+        federation.name if federation.names else None,
+    )
 
 
 def _check_resume(resume: bool, start: Run[Any] | None, out: Path | str | None) -> None:

@@ -1,4 +1,4 @@
-"""When a run counts as diverged, strictly: fixed before the runs that it judges (those of `splits`)."""
+"""When a run counts as diverged, strictly: fixed before the runs that it judges (`JUDGED`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import mean
 
 from fedge.sweep.store import Line
 
-JUDGED = ("splits",)  # experiments that began after the rule was fixed
+JUDGED = ("splits", "balanced-sharing")  # experiments that began after the rule was fixed
 SETTLED, DEEP, LAST, LOSS = 50, 0.9, 20, 0.03
 
 
