@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,23 @@ def test_without_a_compiler_torch_computes_them(
         c_lstm.library.cache_clear()
     assert "LSTM layers are computed by torch's operations: no C compiler" in caplog.text
     assert c_library.there_is_a_compiler()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this machine")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """Those of the first process do not exist there: waiting for them would be forever."""
+    x, state = torch.ones(4, 3, 2, 5), torch.zeros(4, 3, 6)
+    args = (x, state, state, torch.ones(4, 24, 5), torch.ones(4, 24, 6))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            c_lstm.many(*args)
+            if not (child := os.fork()):
+                signal.alarm(20)
+                c_lstm._forward(x.transpose(1, 2).contiguous(), *args[1:], torch.zeros(4, 24))
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -169,7 +170,8 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Of this process: in a forked one the threads of the first are gone."""
     return ThreadPoolExecutor(threads)
 
 
@@ -184,7 +186,7 @@ def _run(what: int, jobs: int, sizes: tuple[int, ...], tensors: list[Tensor]) ->
         found: int = library()(what, *ends, given, pointers)
         return found
 
-    if any(map(some, range(1)) if threads == 1 else _pool(threads).map(some, range(threads))):
+    if any(map(some, range(1)) if threads == 1 else _pool(threads, os.getpid()).map(some, range(threads))):
         raise MemoryError("no memory for the steps of an LSTM layer: lower chunk= or the batch size")
 
 
