@@ -35,6 +35,7 @@ CALLS = {
     ("--set", "algorithm.².lr=1"): "--set algorithm: unknown key '²'",
     ("--set", f"algorithm.{'9' * 5000}.lr=1"): "--set algorithm: unknown key",
     ("--set", "a" + ".a" * 3000 + "=1"): "expected key=value",
+    ("--set", 'model.name="m\\u0000.py:Net"'): "name is 'm\\x00.py:Net', it must be one of",
     ("--set", "train.rounds=" + "[" * 3000 + "]" * 3000): "it is nested too deep",
     ("--set", "train.rounds=" + "[" * 60 + "]" * 60): "it is nested more than 50 deep",
 }

@@ -25,7 +25,7 @@ from fedge.experiment.errors import ExperimentError
 
 Table = dict[str, Any]
 CODE = "code"  # the table of an experiment that says where the files are
-_NAME = re.compile(r"(?P<file>[^:\n]+\.py):(?P<thing>[A-Za-z_]\w*)")
+_NAME = re.compile(r"(?P<file>[^:\n\0]+\.py):(?P<thing>[A-Za-z_]\w*)")
 _MODULES: dict[tuple[str, str], ModuleType] = {}
 _UNREAD: ContextVar[bool] = ContextVar("unread", default=False)
 
