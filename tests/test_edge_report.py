@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedge
+from benchmarks.edge import fairness
 from fedge.cli.app import app
 from fedge.cli.edge import histogram
 from fedge.edge import Profiles, Table
@@ -118,3 +119,21 @@ def test_setup_belongs_to_the_first_round(tmp_path: Path) -> None:
     run = fedge.train(algorithm, federation, rounds=2, link=link)
     shared = run.ledger[0].down / 10 * 8 / 13e6
     assert run.history[0]["virtual_seconds"] - run.history[1]["virtual_seconds"] == pytest.approx(shared)
+
+
+def test_the_page_of_fairness_says_what_is_stored() -> None:
+    """If not: `python -m benchmarks.edge.fairness`."""
+    page = fairness.PAGE.read_text("utf-8")
+    assert fairness.text(page) == page
+    known = {(line["method"], line["policy"], line["seed"]) for line in fairness.lines()}
+    assert known == {(m, p, s) for m in fairness.METHODS for p in fairness.POLICIES for s in fairness.SEEDS}
+
+
+def test_old_phones_are_those_of_the_clients_with_a_nought_or_a_one(tmp_path: Path) -> None:
+    data = fedge.data.load("digits")
+    where = fedge.Federation(data, fedge.partition.labels_per_client(data.train_y, 100, labels=2, seed=1))
+    devices = fairness.fleet(where, tmp_path).devices(np.arange(100))
+    old = [bool({0, 1} & set(data.train_y[where.examples(k)].tolist())) for k in range(100)]
+    speeds = {kind: {float(devices.flops[k]) for k in range(100) if old[k] is kind} for kind in (True, False)}
+    assert [len(one) for one in speeds.values()] == [1, 1]
+    assert speeds[False].pop() == pytest.approx(10 * speeds[True].pop())

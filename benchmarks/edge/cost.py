@@ -118,6 +118,15 @@ def events_table(found: dict[str, Any]) -> list[list[str]]:
     return [head, *([name, *map(cell, by_count.values())] for name, by_count in found["events"].items())]
 
 
+def clock_text(found: dict[str, Any]) -> str:
+    told = []
+    for name, runs in found["clock"].items():
+        own, share = (median(run[key] for run in runs) for key in ("milliseconds", "percent"))
+        told.append(f"*{name}*: {own:.2f} ms, {share:.0f} % of the rest of the round")
+    about = f"torch {found['torch']}, {found['machine']}, {found['threads']} thread, CPU time"
+    return f"{'; '.join(told)} (medians of {REPEATS}; {about})."
+
+
 def main() -> None:
     FILE.write_text(json.dumps(measured(), indent=1) + "\n", "utf-8")
     for row in events_table(stored()):

@@ -1,6 +1,6 @@
 """What a policy does to those whom it leaves out: accuracy by kind of device, where slow devices hold their own labels.
 
-    python -m benchmarks.edge.fairness     # the runs that are missing; the page: python -m benchmarks.edge --page
+    python -m benchmarks.edge.fairness     # the runs that are missing, and docs/fairness.md
 
 The digits of `fedge run` on 100 LTE phones with two labels each. Clients that hold a 0 or a 1 have old phones, a tenth
 as fast in computing and sending: so what they know is known to few others. Accuracy of a kind: that of the classes,
@@ -13,22 +13,25 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 import torch
 
 import fedge
+from benchmarks.edge import cost
 from benchmarks.edge.measure import CLIENTS, COHORT, LABELS, RESULTS
+from benchmarks.readme import replaced
 from fedge.core import Algorithm
 from fedge.edge import Choice, Clock, Deadline, FirstOf, PartialWork, Profiles, Table, accuracy_by_kind, by_kind
 from fedge.edge.table import write
 
 FILE = RESULTS / "fairness.jsonl"
+PAGE, COMMAND = Path(__file__).parents[2] / "docs" / "fairness.md", "python -m benchmarks.edge.fairness"
 OLD, SLOWER, LAST, ROUNDS, SEEDS = (0, 1), 10.0, 5, 50, (0, 1, 2)
 KINDS = ("new phone", "old phone")
-SECONDS = 0.25  # an old phone needs 0.26 s when nobody cuts it short, a new one about half of that
+SECONDS = 0.25  # uncut, an old phone needs 0.26 s with FedAvg and 0.41 s with FedOVA
 POLICIES: dict[str, dict[str, Any]] = {
     "wait for all": {},
     f"deadline of {SECONDS:g} s": {"policy": Deadline(SECONDS)},
@@ -91,6 +94,39 @@ def lines() -> list[Line]:
     return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()] if FILE.exists() else []
 
 
+def table(stored: list[Line]) -> str:
+    """Policies down; accuracy by kind of device and seconds per round, for each method."""
+    head = ["policy", *(f"{method}: {what}" for method in METHODS for what in (*KINDS, "s per round"))]
+    rows = [[policy, *(cell for method in METHODS for cell in _cells(stored, method, policy))] for policy in POLICIES]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cells(stored: list[Line], method: str, policy: str) -> list[str]:
+    some = [line for line in stored if (line["method"], line["policy"]) == (method, policy)]
+    if not some:
+        return ["not run"] * 3
+    return [*(_spread([100 * line["accuracy"][kind] for line in some]) for kind in KINDS), _pace(some)]
+
+
+def _pace(some: list[Line]) -> str:
+    return f"{mean(line['seconds'] for line in some):.3f}"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def text(page: str) -> str:
+    """The page with its tables made from the stored results."""
+    found = cost.stored()
+    rows = cost.events_table(found)
+    events = "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+    page = replaced(page, "fairness", table(lines()), COMMAND, PAGE.name)
+    page = replaced(page, "events", events + "\n", COMMAND, PAGE.name)
+    return replaced(page, "clock", cost.clock_text(found) + "\n", COMMAND, PAGE.name)
+
+
 def main() -> None:
     done = {(line["method"], line["policy"], line["seed"]) for line in lines()}
     for seed in SEEDS:
@@ -101,6 +137,7 @@ def main() -> None:
                     with FILE.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     print(line, flush=True)
+    PAGE.write_text(text(PAGE.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
