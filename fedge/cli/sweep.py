@@ -42,9 +42,9 @@ sweep_app = typer.Typer(
 def run_sweep(job: Plan, console: Console, jobs: int, tools: Sequence[str] = ()) -> int:
     """All runs that are not done, several at a time, followed by these tools; returns the exit code."""
     runs = kept_runs(job.sweep, tools)
+    runner = Runner(job.folder)
+    check_first(runner, job.sweep)
     with locked(job.folder):
-        runner = Runner(job.folder)
-        check_first(runner, job.sweep)
         begin(job.folder, job.sweep)
         wanted = missing(job.folder, runs)
         done = len(runs) - len(wanted)
@@ -118,7 +118,7 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
     console.print()
     show_table(console, head, cells, metrics, f"in the report and in fedge.results({str(folder)!r})")
     if final := note([run.summary | {"failed": "final_rounds" not in run.summary} for run in read]):
-        say(console, f"{final}; best: the best round")
+        say(console, f"{final}{'; best: the best round' if any(title.startswith('best') for title in head) else ''}")
     if goal is not None and not any(title.startswith("rounds\n") for title in head):
         say(console, f"no run reached {100 * goal:.3g} %, the target")
     if any(group.seeds > 1 for group in groups):
