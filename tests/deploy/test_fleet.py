@@ -230,6 +230,25 @@ def test_the_server_app_keeps_its_output_hides_its_token_and_ends_with_its_super
         shell.reap(1)
 
 
+def test_the_recipe_for_a_server_keeps_its_files_to_itself(tmp_path: Path) -> None:
+    """The lines of docs/deploy.md, with a stand-in for the SuperLink that makes its database as SQLite does."""
+    page = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
+    lines = page[page.index("    umask 077\n") : page.index("**3. The connection")].replace("\\\n", " ").splitlines()
+    commands = [line.strip() for line in lines if line.strip()]
+    (link,) = [line for line in commands if line.startswith("flower-superlink ")]
+    (executor,) = [line for line in commands if "flower-superexec " in line]
+    made, log = tmp_path / "fleet-server", tmp_path / "log/serverapp.log"
+    first = "\n".join(commands[: commands.index(link)]).replace("/run/fleet-server", str(made))
+    first = first.replace("/var/log/fleet/serverapp.log", str(log)).replace("python ", f"{sys.executable} ")
+    database = link.partition("--database ")[2].split()[0]
+    write = f"{sys.executable} -c \"import sqlite3; sqlite3.connect('{database}').execute('create table a (b)')\""
+    subprocess.run(["sh", "-ec", f"{first}\n{write}"], cwd=tmp_path, check=True)
+    for path in (tmp_path / database, tmp_path / "superexec.secret", made, made / "flwr-serverapp"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert executor.startswith("PATH=/run/fleet-server:$PATH ")
+    assert all("--superexec-auth-secret-file superexec.secret" in line for line in (link, executor))
+
+
 def running(words: str) -> dict[int, str]:
     """Processes with these words on their command line, other than shells."""
     found = {}
