@@ -204,7 +204,7 @@ def digits():
     return experiment, build(experiment)
 
 
-@pytest.mark.parametrize("label", ["FedAvg", "FedOVA", "FedOVA + spectral"])
+@pytest.mark.parametrize("label", ["FedAvg", "FedOVA", "FedOVA + spectral", "FedAvg + spectral"])
 def test_with_the_recommended_defence_no_attack_of_a_tenth_costs_five_points(label: str, digits) -> None:
     """Measured against the undefended accuracy of honest clients, in the experiment of `fedge run`."""
     experiment, setup = digits
@@ -266,12 +266,12 @@ def test_the_command_prints_a_table_and_runs_nothing_twice(tmp_path: Path) -> No
     assert first.exit_code == 0, first.output
     file = tmp_path / "out" / "attacks.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(lines) == 9  # three algorithms, honest and two attacks
+    assert len(lines) == 12  # four algorithms, honest and two attacks
     assert "opens" in first.output
     assert "FedOVA + spectral" in first.output
     again = CliRunner().invoke(app, [*words, "--json", "--quiet"])
     assert json.loads(again.stdout)["runs"] == lines
-    assert len(file.read_text().splitlines()) == 9
+    assert len(file.read_text().splitlines()) == 12
     wrong = CliRunner().invoke(app, ["attack", "--kind", "flip"])
     assert wrong.exit_code == 2
     assert "kind is 'flip'" in wrong.output
