@@ -19,7 +19,7 @@ from fedge.sweep.files import Setting
 from fedge.sweep.halving import Backbones
 
 PAPER_S = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
-BEYOND = ("clipped", "server-step", "splits", "acting")  # what the paper does not have
+BEYOND = ("clipped", "server-step", "splits", "acting", "balanced-sharing")  # what the paper does not have
 EXPERIMENTS = (*PAPER_S, *BEYOND)
 # Where a method was not tuned itself (CIFAR-10), it takes the step size of the method whose local work it does.
 BACKBONES: Backbones = {
@@ -30,6 +30,8 @@ BACKBONES: Backbones = {
     "Fisher L-BFGS": ("FedAvg-SGD", {"lr": "local_lr"}),
     "Server step": "FedAvg + server step",
     "FedOVA + server step": "FedAvg + server step",
+    "Zhao 5 %": "Data sharing 10 %",
+    "Zhao 10 %": "Data sharing 10 %",
 }
 DATASETS = ("fmnist", "cifar10", "kws")
 VARIABLE = "FEDGE_PAPER"
