@@ -105,9 +105,9 @@ class Findings:
             "**Bytes.** A server step adds none, carried momentum doubles a round's. To test 90 % on Fashion-MNIST, "
             f"IID: {server / 1e6:,.0f} MB with the server step, {carried / 1e6:,.0f} MB with carried local steps, "
             f"{best / 1e6:,.0f} MB with {name}, the cheapest first-order method. Two labels per client, to 88 %: "
-            f"FedAvg with the server step needs {plain:.2f} of FedAvg's MB on Fashion-MNIST, {against[0]} (the cheapest "
-            f"first-order method) and, on KWS, {against[1]}; {one[0] / two[0]:.2f} and {one[1] / two[1]:.2f} of those "
-            "of FedOVA with the same step. It also ends higher: "
+            f"FedAvg with the server step needs {plain:.2f} of FedAvg's MB on Fashion-MNIST, {against[0]} (the "
+            f"cheapest first-order method) and, on KWS, {against[1]}; {one[0] / two[0]:.2f} and {one[1] / two[1]:.2f} of "
+            "those of FedOVA with the same step. It also ends higher: "
             f"{ends[0]} %, FedOVA with the step {ends[1]} %, FedOVA alone {ends[2]} % (means of late rounds)."
         )
 
@@ -120,6 +120,6 @@ class Findings:
         return (
             f"**Where not.** Local spectral steps cost device time{times}; the server step costs the devices nothing. "
             f"Final accuracy gains little on Fashion-MNIST, IID: {server} % with the server step, {ours} % with local "
-            f"steps, {base} % FedAvg{best}. With two labels per client local spectral steps did harm (73 to 77 % in a first "
-            "trial with one seed): there the step belongs on the server."
+            f"steps, {base} % FedAvg{best}. With two labels per client local spectral steps did harm (73 to 77 % in a "
+            "first trial with one seed): there the step belongs on the server."
         )
