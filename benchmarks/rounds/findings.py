@@ -106,8 +106,8 @@ class Findings:
             f"IID: {server / 1e6:,.0f} MB with the server step, {carried / 1e6:,.0f} MB with carried local steps, "
             f"{best / 1e6:,.0f} MB with {name}, the cheapest first-order method. Two labels per client, to 88 %: "
             f"FedAvg with the server step needs {plain:.2f} of FedAvg's MB on Fashion-MNIST, {against[0]} (the "
-            f"cheapest first-order method) and, on KWS, {against[1]}; {one[0] / two[0]:.2f} and {one[1] / two[1]:.2f} of "
-            "those of FedOVA with the same step. It also ends higher: "
+            f"cheapest first-order method) and, on KWS, {against[1]}; {one[0] / two[0]:.2f} and "
+            f"{one[1] / two[1]:.2f} of those of FedOVA with the same step. It also ends higher: "
             f"{ends[0]} %, FedOVA with the step {ends[1]} %, FedOVA alone {ends[2]} % (means of late rounds)."
         )
 
