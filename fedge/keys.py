@@ -100,6 +100,15 @@ def _mix_array(z: Words) -> Words:
     return mixed
 
 
+FOLD_IN_C = f"""#include <stdint.h>
+static inline uint64_t fold(uint64_t key, uint64_t word) {{
+  uint64_t z = key + (word + 1) * {_GOLDEN & _BITS:#x}u;
+  z = (z ^ z >> 30) * {_FIRST & _BITS:#x}u;
+  z = (z ^ z >> 27) * {_SECOND & _BITS:#x}u;
+  return z ^ z >> 31;
+}}"""  # `fold` of one word
+
+
 def choose(key: int, population: int, count: int) -> Tensor:
     """`count` different ids below `population`, ascending, in time that does not grow with the population.
 

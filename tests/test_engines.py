@@ -21,10 +21,12 @@ from fedge.bench.check import algorithms, problem
 from fedge.core import At, Batch, Task
 from fedge.engine import Loopback, Simulator, folding
 from fedge.engine.clients.batches import Schedule, _draw, _draw_here, client_keys, one_client
+from fedge.engine.clients.draws_in_c import MOST
 from fedge.engine.clients.run_task import Stacked
 from fedge.engine.hardware.budget import Budget, peak
 from fedge.engine.hardware.thread_pool import ThreadPool
 from fedge.engine.recording import cuda_graph as captured
+from fedge.engine.recording.c_library import there_is_a_compiler
 from fedge.engine.recording.graph_passes import split_updates
 from fedge.engine.recording.recorder import Traced, check_same
 from fedge.handle import written
@@ -180,6 +182,32 @@ def test_batches_drawn_by_numpy_are_those_drawn_on_a_device(batch_size: int | No
     for first, last, active in schedule.segments():
         for one, other in zip(schedule._at(first, last, active), schedule._at_here(first, last, active), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
+@pytest.mark.parametrize("batch_size", [1, 10, 256, None])
+@pytest.mark.parametrize("rows", [False, True])
+def test_batches_drawn_in_c_are_those_drawn_by_numpy(batch_size: int | None, rows: bool) -> None:
+    """Clients from one example to the most that are drawn in C, every step at every height of the stack."""
+    sizes, clients = torch.tensor([MOST, 250, 31, 30, 1]), torch.tensor([80, 3, 5, 1, 9])
+    examples = torch.arange(int(sizes.sum())) * 7
+    task = Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n), 3, batch_size)
+    given = (task, examples, sizes, client_keys(At(3, 2, 1), clients))
+    slots = torch.tensor([0, 0, 1, 2, 2, 3, 4]) if rows else None
+    plain, found = Schedule(*given, slots), Schedule(*given, slots, in_c=True)
+    assert found._native is not None
+    assert torch.equal(plain.drawn, found.drawn)
+    for first, last, active in [*plain.segments(), (0, max(plain.steps) + 2, len(plain.steps))]:
+        for one, other in zip(plain._at_here(first, last, active), found._at_in_c(first, last, active), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
+def test_large_clients_are_drawn_by_numpy() -> None:
+    sizes, keys = torch.tensor([MOST + 1, 3]), client_keys(At(0, 1, 0), torch.tensor([4, 2]))
+    task = Task(lambda s: s, lambda s, c, b: c, lambda s, c, n: ({}, n), 1, 10)
+    assert Schedule(task, torch.arange(MOST + 4), sizes, keys, in_c=True)._native is None
 
 
 @pytest.mark.parametrize("draw", ["_at", "_at_here"])

@@ -32,7 +32,7 @@ CLIENTS = ("draws", "gather", "start and finish", "steps", "fold")
 SECTIONS: dict[str, tuple[tuple[type, str], ...]] = {
     "jobs": ((Directory, "jobs"),),
     "limits": ((Simulator, "intake"),),
-    "draws": ((Schedule, "__init__"), (Schedule, "_at"), (Schedule, "_at_here")),
+    "draws": ((Schedule, "__init__"), (Schedule, "_at"), (Schedule, "_at_here"), (Schedule, "_at_in_c")),
     "gather": ((Simulator, "gather"),),
     "start and finish": ((Replayed, "__call__"),),
     "steps": ((Stacked, "__call__"),),

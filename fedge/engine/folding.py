@@ -101,7 +101,7 @@ class Folding(Choosing):
         drawn = int(sizes.sum()) * task.epochs
         where = self.device if drawn > FEW else torch.device("cpu")
         limited, examples = self._limited(task), self.population.flat_examples(clients, where)
-        schedule = Schedule(limited, examples, sizes, client_keys(at, clients), slots, most)
+        schedule = Schedule(limited, examples, sizes, client_keys(at, clients), slots, most, self._in_c)
         kind = (id(task), *dims.items())
         if kind not in self._folds:
             gpu = self.device.type == "cuda"

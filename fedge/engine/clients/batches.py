@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge.core import At, Batch, Task
+from fedge.engine.clients.draws_in_c import MOST, Drawn, draws
 from fedge.inputs import Inputs, take
 from fedge.keys import CLIENT, ORDER, STEP, fold, fold_array, fold_tensor
 
@@ -57,7 +58,7 @@ class Schedule:
 
     `slots` says which of the clients each job belongs to (several jobs of one client see the same batches), `limits`
     how many steps each client does at most. On a GPU everything is drawn there; on a CPU with numpy, whose calls cost
-    less than torch's on a few hundred numbers.
+    less than torch's on a few hundred numbers, or with `in_c` by a compiled program if there are few per client.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Schedule:
         keys: Tensor,
         slots: Tensor | None = None,
         limits: NDArray[Any] | None = None,
+        in_c: bool = False,
     ) -> None:
         device = examples.device
         n = sizes.numpy()
@@ -80,7 +82,8 @@ class Schedule:
         a_pass = -(-n // (n if task.batch_size is None else task.batch_size))
         epochs = int((-(-steps // a_pass)).max())
         base = (n.cumsum() - n) * epochs
-        draw = _draw_here if device.type == "cpu" else _draw
+        self._native = draws() if in_c and device.type == "cpu" and largest <= MOST else None
+        draw = self._native.orders if self._native else _draw_here if device.type == "cpu" else _draw
         self.drawn = draw(examples, sizes, keys, epochs)
         here = (sizes, torch.from_numpy(a_pass), torch.from_numpy(base), keys, torch.from_numpy(steps - 1))
         parts = [part.to(device) for part in here]
@@ -105,7 +108,7 @@ class Schedule:
         A job among the A that has no such step repeats its last one.
         """
         stride = max(1, most // (active * self.width))
-        at = self._at_here if self.drawn.device.type == "cpu" else self._at
+        at = self._at_in_c if self._native else self._at_here if self.drawn.device.type == "cpu" else self._at
         for first in range(begin, end, stride):
             yield at(first, min(first + stride, end), active)
 
@@ -133,8 +136,10 @@ class Schedule:
         address = fold_array(fold_array(keys, STEP), step).view(np.int64)
         return self.drawn[torch.from_numpy(place)], torch.from_numpy(within <= last_one), torch.from_numpy(address)
 
-
-Drawn = tuple[Tensor, Tensor, Tensor]
+    def _at_in_c(self, first: int, last: int, active: int) -> Drawn:
+        assert self._native is not None
+        parts = (self.sizes, self.a_pass, self.base, self.keys, self.last_step, self.drawn)
+        return self._native.steps(first, last, active, self.width, parts)
 
 
 def _draw(examples: Tensor, sizes: Tensor, keys: Tensor, epochs: int) -> Tensor:

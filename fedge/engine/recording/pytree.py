@@ -72,6 +72,9 @@ def map_(function: Callable[..., Any], *nests: Any) -> Any:
 
 def _take(nest: Any, leaves: list[Any]) -> Spec:
     kind = type(nest)
+    if kind is Tensor:
+        leaves.append(nest)
+        return None
     if kind is dict:
         return dict, tuple(nest), tuple([_take(part, leaves) for part in nest.values()])
     if kind is tuple or (isinstance(nest, tuple) and hasattr(nest, "_fields")):
