@@ -39,12 +39,11 @@ class Conv2d(Weighted):
         first, padding = tape.is_first(), list(self.padding)
         weight, bias = self.values(tape.params)
         order = layout(x, weight)
-        x = x.contiguous(memory_format=order)
+        x = ordered(x, order)
         out = F.conv2d(x, weight, bias, padding=padding)
 
         def back(g: Tensor) -> Tensor:
-            # Without an input gradient, rows of pixels are faster.
-            g = g.contiguous(memory_format=torch.contiguous_format if first else order)
+            g = ordered(g, order)
             wanted = [not first, True, self.bias is not None]
             into, slope, level = aten.convolution_backward(
                 g, x, weight, [len(weight)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
@@ -113,6 +112,18 @@ class Conv2d(Weighted):
             return None
         sizes = tuple(tuple(part) if isinstance(part, list | tuple) else (part,) * dimensions for part in where)
         return Squared(SquaredConv, (a, weight, bias, sizes, groups), weight)
+
+
+def ordered(x: Tensor, order: torch.memory_format) -> Tensor:
+    """Images in this order; with one channel, where the two orders are the same, the strides say which it is.
+
+    The result of a convolution lies as its input does: without it, all that follows would have to be turned, both ways.
+    """
+    x = x.contiguous(memory_format=order)
+    _, channels, height, width = x.shape
+    if channels > 1 or order is not torch.channels_last:
+        return x
+    return x.as_strided(x.shape, (height * width, 1, width, 1))
 
 
 def layout(x: Tensor, weight: Tensor) -> torch.memory_format:
