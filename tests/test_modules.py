@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import pytest
@@ -25,7 +26,7 @@ def test_batch_norm_becomes_group_norm_with_its_scale_and_says_so(caplog: pytest
     with caplog.at_level(logging.INFO, "fedge"):
         found = without_batch_norm(module, groups=4)
     assert [r.getMessage() for r in caplog.records] == [
-        "batch norm replaced by group norm: 'norm' (4 groups), 'norms.0' (3 groups), 'norms.1' (3 groups)"
+        "batch norm replaced by group norm: 'norm' (1 group of 4), 'norms.0' (1 group of 6), 'norms.1' (1 group of 6)"
     ]
     assert isinstance(module.norm, nn.BatchNorm2d), "the given module is left alone"
     assert isinstance(found.norm, nn.GroupNorm)
@@ -34,6 +35,52 @@ def test_batch_norm_becomes_group_norm_with_its_scale_and_says_so(caplog: pytest
     assert isinstance(without_batch_norm(nn.BatchNorm1d(6)), nn.GroupNorm)
     with pytest.raises(ValueError, match="groups is 0, must be at least 1"):
         without_batch_norm(module, groups=0)
+
+
+def test_a_group_has_enough_channels() -> None:
+    wanted = {1: 1, 2: 1, 4: 1, 7: 1, 8: 2, 12: 3, 16: 4, 32: 8, 64: 8}
+    assert {c: without_batch_norm(nn.BatchNorm2d(c)).num_groups for c in wanted} == wanted
+    assert without_batch_norm(nn.BatchNorm2d(64), groups=4).num_groups == 4
+    assert without_batch_norm(nn.BatchNorm1d(64)).num_groups == 1
+    with pytest.raises(ValueError, match="layer '0' has no channels yet: run the lazy module on one batch first"):
+        without_batch_norm(nn.Sequential(nn.LazyBatchNorm2d()))
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_a_network_with_batch_norm_after_a_linear_layer_learns(width: int) -> None:
+    """Inputs [B, C]: groups of one or two numbers would pass on their signs alone, and no gradient."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+    data = fedge.data.load("digits")
+    shared = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=20, seed=0))
+    algorithm = fedge.FedAvg(without_batch_norm(module), epochs=2, batch_size=10, lr=0.1)
+    run = fedge.train(algorithm, shared, rounds=8, cohort=10)
+    assert run.history[-1]["test_accuracy"] > 0.7
+
+
+def test_so_few_channels_that_nothing_is_left_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 8), nn.BatchNorm1d(8))
+    with caplog.at_level(logging.WARNING, "fedge"):
+        without_batch_norm(module)
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["'1'"]
+
+
+def test_one_layer_with_two_names_is_one_layer_afterwards() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.a, self.inner = nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6))
+            self.same, self.b, self.inner[0] = self.norm, self.a, self.a
+
+    found = without_batch_norm(Shared())
+    assert isinstance(found.norm, nn.GroupNorm)
+    assert found.norm is found.same
+    adapted = lora(found, rank=2)
+    assert adapted.a is adapted.b is adapted.inner[0]
+    assert list(parameters(adapted)) == ["a.down", "a.up"]
+    plain = merged(adapted)
+    assert type(plain.a) is nn.Linear
+    assert plain.a is plain.b is plain.inner[0]
 
 
 def test_frozen_statistics_stay_and_are_used() -> None:
@@ -90,6 +137,29 @@ def test_adapters_need_something_to_adapt() -> None:
         lora(nn.Sequential(nn.Conv2d(1, 1, 3)))
     with pytest.raises(ValueError, match="rank is 0"):
         lora(Tied(), rank=0)
+
+
+def test_a_named_part_is_trained_with_all_that_is_in_it() -> None:
+    def net() -> nn.Module:
+        parts = {"body": nn.Linear(3, 3), "head": nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 2)))}
+        return nn.Sequential(OrderedDict(parts))
+
+    names = ["body.down", "body.up", "head.0.weight", "head.0.bias", "head.1.0.weight", "head.1.0.bias"]
+    assert list(parameters(lora(net(), train=("head",)))) == names
+    with pytest.raises(ValueError, match=r"train names 'heat', which is no part of the model: 'body', 'head'"):
+        lora(net(), train=("heat",))
+
+
+def test_tied_weights_stay_tied_beside_adapters(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fedge"):
+        adapted = lora(Tied(), rank=2)
+    assert "tied weights stay as they are, without adapters: 'out'" in caplog.text
+    assert list(parameters(adapted)) == ["mix.down", "mix.up"]
+    for found in (adapted, merged(adapted)):
+        assert found.out.weight is found.embed.weight
+    assert list(parameters(lora(Tied(), rank=2, train=("out",))))[:1] == ["embed.weight"]
+    with pytest.raises(ValueError, match=r"every nn.Linear layer \('out'\) has tied weights.*train="):
+        lora(nn.Sequential(OrderedDict(embed=(tied := Tied()).embed, out=tied.out)))
 
 
 @dataclass(frozen=True, eq=False)
