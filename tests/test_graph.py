@@ -16,7 +16,7 @@ from fedge.engine import Loopback, Simulator
 from fedge.handle import GraphHandle, Handle, cross_entropy, parameters
 from fedge.handle.stacked import Stacked
 from tests.cases import close, generator
-from tests.networks import CLASSES, NETWORKS, Network, federation
+from tests.networks import CLASSES, NETWORKS, TIMES, WORDS, Network, federation, words
 from tests.reference.curvature import fisher_diagonal, fisher_product, gauss_newton_product
 
 JOBS, SIZE = 3, 4
@@ -175,6 +175,50 @@ def test_second_order_algorithms_train_it_in_single_precision(name: str) -> None
             )
         ]
         assert max(close(runs[0].params, run.params) for run in runs[1:]) < 1e-3
+
+
+class InPlace(nn.Module):
+    """Operations in place on what layers put out, as is often written."""
+
+    def __init__(self, layer: str, examples: nn.Module) -> None:
+        super().__init__()
+        self.into, self.layer, self.out = examples, LAYERS[layer](), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        out = self.layer(x)
+        out = out[0] if isinstance(out, tuple) else out
+        out += x
+        return self.out(F.relu(out, inplace=True).flatten(2).mean(1))
+
+
+LAYERS = {
+    "linear": lambda: nn.Linear(4, 4),
+    "linear without bias": lambda: nn.Linear(4, 4, bias=False),
+    "layer norm": lambda: nn.LayerNorm(4),
+    "group norm": lambda: nn.GroupNorm(2, TIMES),
+    "convolution": lambda: nn.Conv1d(TIMES, TIMES, 3, padding=1),
+    "gru": lambda: nn.GRU(4, 4, batch_first=True),
+    "lstm": lambda: nn.LSTM(4, 4, batch_first=True),
+    "embedding": nn.Identity,
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_operations_in_place_after_a_layer_are_right(layer: str) -> None:
+    network = words(lambda: InPlace(layer, nn.Embedding(WORDS, 4)))
+    module = network.module()
+    params, batch = stack(network, module)
+    handle = GraphHandle(module, cross_entropy)
+    many = torch.func.vmap(handle.grad)(params, batch)
+    shared = torch.func.vmap(handle.grad, (None, 0))(job(params, batch, 0)[0], batch)
+    for at in range(JOBS):
+        own, mine = job(params, batch, at)
+        expected = by_hand(module, own, mine)
+        assert close(handle.grad(own, mine), expected) < 1e-10
+        assert close({key: leaf[at] for key, leaf in many.items()}, expected) < 1e-10
+        expected = by_hand(module, job(params, batch, 0)[0], mine)
+        assert close({key: leaf[at] for key, leaf in shared.items()}, expected) < 1e-10
 
 
 class Packing(nn.Module):

@@ -70,7 +70,7 @@ class Layer(Function):
     def forward(ctx: Any, x: Tensor, h: Tensor, w: Tensor, v: Tensor, b: Tensor, a: Tensor) -> Tensor:
         hs, gates, ns, ms = forward(x, h, w, v, b, a)
         ctx.save_for_backward(x, w, v, hs, gates, ns, ms)
-        out: Tensor = hs[:, 1:]
+        out: Tensor = hs[:, 1:].clone()  # what is saved is not what a model may write into
         return out
 
     @staticmethod

@@ -39,7 +39,8 @@ class Linear(Function):
             out = out if bias is None else out.view(*flat.shape[:2], -1) + bias.unsqueeze(1)
         else:
             out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
-        return out.view(*a.shape[:-1], -1)
+        found: Tensor = torch.ops.aten._unsafe_view(out, [*a.shape[:-1], weight.shape[1]])
+        return found  # no view: a model may write into it
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -81,7 +81,7 @@ class Layer(Function):
     def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Outputs:
         hs, cs, bents, gates = forward(x, h, c, w, v, b)
         ctx.save_for_backward(x, w, v, hs, cs, bents, gates)
-        return hs[:, 1:], cs[:, -1] / 2
+        return hs[:, 1:].clone(), cs[:, -1] / 2  # what is saved is not what a model may write into
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Outputs:
