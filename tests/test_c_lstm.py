@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +141,97 @@ def test_without_a_compiler_torch_computes_them(
         c_lstm.library.cache_clear()
     assert "LSTM layers are computed by torch's operations: no C compiler" in caplog.text
     assert c_library.there_is_a_compiler()
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """Nothing is remembered of the compiler, before and after."""
+    remembered = (c_library.compiler, c_lstm.library)
+    for one in remembered:
+        one.cache_clear()
+    yield
+    for one in remembered:
+        one.cache_clear()
+
+
+def cannot_run(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs of another machine, say."""
+    for name in ("cc", "gcc", "clang"):
+        (tmp_path / name).touch(mode=0o755)
+    patch.delenv("CC", raising=False)
+    patch.setenv("PATH", str(tmp_path))
+
+
+def fails(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "own cc").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "own cc").chmod(0o755)
+    patch.setenv("CC", str(tmp_path / "own cc"))
+
+
+def half_quoted(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    patch.setenv("CC", "ccache 'gcc")
+
+
+def no_home(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    patch.delenv("XDG_CACHE_HOME", raising=False)
+    patch.setattr(Path, "home", nobody)
+
+
+@pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (cannot_run, r"the C compiler .*/cc \(.*Exec format error.* cannot run: repair it, set CC"),
+        (fails, r"the C compiler .*own cc \(.*exit status 3.* cannot run"),
+        (half_quoted, "there is no C compiler \\(ccache 'gcc\\)"),
+        (no_home, r"compiled steps cannot be kept \(Could not determine home.*set XDG_CACHE_HOME or HOME"),
+    ],
+)
+def test_a_broken_compiler_or_home_is_gone_without(
+    break_it: Callable[[pytest.MonkeyPatch, Path], None],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With one line in the log; whoever asks for C is told why there is none."""
+    break_it(monkeypatch, tmp_path)
+    own, shared = algorithm(), federation(NETWORK)
+    with caplog.at_level(logging.INFO, "fedge"):
+        run = fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked"))
+    assert run.rounds == 2
+    told = [r.getMessage() for r in caplog.records if "computed by torch's operations" in r.getMessage()]
+    assert len(told) == 1
+    assert re.search(reason, told[0])
+    assert not there_is_a_compiler()
+    with pytest.raises(ValueError, match=f"compile is true, but {reason}"):
+        fedge.train(own, shared, rounds=1, engine=fedge.Engine(compile=True))
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_compiler_may_have_words_before_and_after_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CC="ccache gcc" is what make understands."""
+    known = c_library.compiler()[0]
+    c_library.compiler.cache_clear()
+    (tmp_path / "before").write_text('#!/bin/sh\nexec "$@"\n')
+    (tmp_path / "before").chmod(0o755)
+    monkeypatch.setenv("CC", shlex.join([str(tmp_path / "before"), *known, "-g0"]))
+    assert c_library.compiler()[0] == (str(tmp_path / "before"), *known, "-g0")
+    assert c_library.load("int run(void) { return 5; }")[0]() == 5
+
+
+@pytest.mark.usefixtures("afresh")
+def test_the_next_compiler_is_taken_where_the_first_cannot_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    known = c_library.compiler()[0]
+    c_library.compiler.cache_clear()
+    (tmp_path / "cc").touch(mode=0o755)
+    (tmp_path / "gcc").symlink_to(known[0])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert c_library.compiler()[0] == (str(tmp_path / "gcc"),)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this machine")

@@ -22,8 +22,8 @@ from fedge.engine.folding import Done, Folding
 from fedge.engine.hardware.budget import Budget, has_convolutions, is_out_of_memory
 from fedge.engine.hardware.device import place
 from fedge.engine.links.base_link import Replies, begins_anew, named
-from fedge.engine.recording import c_lstm
-from fedge.engine.recording.c_library import NoCompiler, compiler
+from fedge.engine.recording import c_library, c_lstm
+from fedge.engine.recording.c_library import NoCompiler
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
@@ -332,9 +332,9 @@ def check_compile(compile: bool, device: torch.device, small: bool = False) -> N
             "recorded, leave it out"
         )
     try:
-        compiler()
+        c_library.check()
     except NoCompiler as error:
-        raise ValueError(f"compile is true, but there is {error}") from None
+        raise ValueError(f"compile is true, but {error}") from None
 
 
 _TOLD: set[str] = set()

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,27 +25,68 @@ class NoCompiler(RuntimeError):
 
 
 @lru_cache(maxsize=1)
-def compiler() -> tuple[str, str]:
-    """The path of a C compiler and what it says of itself."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    if path is None:
-        raise NoCompiler(f"no C compiler ({', '.join(names)}) on this machine: install gcc, or leave compile out")
-    return path, subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+def compiler() -> tuple[tuple[str, ...], str]:
+    """The command of a C compiler that runs here, such as ("ccache", "gcc"), and what it says of itself."""
+    named = os.environ.get("CC", "").strip()
+    names = [named] if named else ["cc", "gcc", "clang"]
+    broken: list[str] = []
+    for command in filter(None, map(_command, names)):
+        try:
+            return command, _version(command)
+        except (OSError, subprocess.SubprocessError) as error:
+            broken.append(f"{' '.join(command)} ({error})")
+    if broken:
+        raise NoCompiler(f"the C compiler {', '.join(broken)} cannot run: repair it, set CC, or leave compile out")
+    raise NoCompiler(
+        f"there is no C compiler ({', '.join(names)}) on this machine: install gcc, set CC, or leave compile out"
+    )
+
+
+def _command(name: str) -> tuple[str, ...] | None:
+    """A program, or one with arguments as in CC="ccache gcc"; None where there is no such program."""
+    if path := shutil.which(name):
+        return (path,)
+    with suppress(ValueError):  # a quotation mark without its second
+        first, *rest = shlex.split(name)
+        return (path, *rest) if (path := shutil.which(first)) else None
+    return None
+
+
+def _version(command: tuple[str, ...]) -> str:
+    asked = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, errors="replace", check=True, timeout=SECONDS
+    )
+    return asked.stdout
+
+
+def check() -> None:
+    """Raise NoCompiler where programs cannot be compiled or have no place to be kept."""
+    compiler()
+    place()
 
 
 def there_is_a_compiler() -> bool:
     try:
-        compiler()
+        check()
     except NoCompiler:
         return False
     return True
 
 
+def place() -> Path:
+    """The folder of compiled programs, which need not be there yet."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "fedge" / "steps"
+    except RuntimeError as error:  # this user has no home
+        raise NoCompiler(
+            f"compiled steps cannot be kept ({error}): set XDG_CACHE_HOME or HOME, or leave compile out"
+        ) from error
+
+
 def folder() -> Path:
     """Where compiled programs are kept: nobody else may write there, because they are run."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    found = (Path(base) if base else Path.home() / ".cache") / "fedge" / "steps"
+    found = place()
     found.mkdir(parents=True, exist_ok=True, mode=0o700)
     about = found.stat()
     if about.st_uid != os.getuid() or about.st_mode & 0o022:
@@ -61,28 +103,28 @@ def _processor() -> str:
 
 def load(text: str) -> tuple[Any, bool]:
     """The function `run` of a program, and whether it had to be compiled; a damaged file is compiled anew."""
-    path, about = compiler()
-    name = hashlib.sha256("\0".join([text, path, about, *FLAGS, _processor()]).encode()).hexdigest()[:32]
+    command, about = compiler()
     try:
+        name = hashlib.sha256("\0".join([text, *command, about, *FLAGS, _processor()]).encode()).hexdigest()[:32]
         library = folder() / f"{name}.so"
         if library.is_file():
             with suppress(OSError, AttributeError):
                 return ctypes.CDLL(str(library)).run, False
             library.unlink()
-        _compile(path, text, library)
+        _compile(command, text, library)
         return ctypes.CDLL(str(library)).run, True
     except (OSError, AttributeError) as error:
         raise NoCompiler(f"compiled steps cannot be kept or loaded ({error}): set XDG_CACHE_HOME") from error
 
 
-def _compile(path: str, text: str, library: Path) -> None:
+def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         source, made = Path(work) / "step.c", Path(work) / "step.so"
         source.write_text(text)
-        command = [path, *FLAGS, "-shared", "-fPIC", "-o", str(made), str(source), "-lm"]
+        whole = [*command, *FLAGS, "-shared", "-fPIC", "-o", str(made), str(source), "-lm"]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+            subprocess.run(whole, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            raise NoCompiler(f"{path} failed: {said[0] if said else error}") from error
+            raise NoCompiler(f"{' '.join(command)} failed: {said[0] if said else error}") from error
         os.replace(made, library)
