@@ -86,6 +86,18 @@ def test_far_values_saturate_and_nan_is_passed_on() -> None:
     assert out[5].isnan()
 
 
+def test_small_values_keep_their_digits() -> None:
+    """One unit, one step, no recurrence: h = s tanh(s tanh(x)), s = sigmoid(x), to float32's relative precision."""
+    size = torch.logspace(-30, 1, 2001, dtype=torch.float64).float()
+    x = torch.cat([size, -size])[:, None, None, None]
+    zeros = torch.zeros(len(x), 1, 1)
+    found = c_lstm.many(x, zeros, zeros, torch.ones(len(x), 4, 1), zeros.expand(-1, 4, 1))[0].double().flatten()
+    x = x.double().flatten()
+    gate = torch.sigmoid(x)
+    expected = gate * torch.tanh(gate * torch.tanh(x))
+    assert float(((found - expected) / expected).abs().max()) < 1e-6
+
+
 def algorithm() -> fedge.FedAvg:
     return fedge.FedAvg(NETWORK.module().float(), epochs=1, batch_size=4, lr=0.1)
 

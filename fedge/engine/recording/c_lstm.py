@@ -60,7 +60,15 @@ static inline v16 power(v16 x) {
   return (p * r * r + r + 1.f) * (v16)((n + 127) << 23);
 }
 static inline v16 logistic(v16 x) { return 1.f / (1.f + power(-x)); }
-static inline v16 bend(v16 x) { return 2.f / (1.f + power(-2.f * x)) - 1.f; }
+/* tanh(x): near zero the difference would lose its digits, and Cephes' odd polynomial does not. */
+static inline v16 bend(v16 x) {
+  v16 zero = {0}, z = x * x;
+  v16 p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  return choose((x < zero + .625f) & (x > zero - .625f), x + x * (z * p), 2.f / (1.f + power(-2.f * x)) - 1.f);
+}
 /* b = a with rows in whole vectors, or its transpose. */
 static void pack(int rows, int columns, const float *a, float *b, int wide, int turned) {
   for (int r = 0; r < rows; r++) memset(b + (size_t)r * wide + columns, 0, sizeof(float) * (wide - columns));
