@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -98,6 +99,30 @@ def test_frozen_statistics_stay_and_are_used() -> None:
         ValueError, match=r"layer 'norm' \(BatchNorm2d\).*without_batch_norm.*call .eval\(\) on the layer"
     ):
         parameters(module)
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_spectral_norm_is_refused_unless_its_layer_is_frozen(norm: Callable[[nn.Module], nn.Module]) -> None:
+    """Its vectors change in `forward`; fixed ones beside weights that are trained would no longer be theirs."""
+    torch.manual_seed(0)
+    module = nn.Sequential(norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"layer '0' has a spectral norm.*remove it.*or freeze the layer: .eval"):
+            parameters(module)
+        module[0].eval()
+    module[0].requires_grad_(False)
+    x, y = torch.randn(12, 6), torch.arange(12) % 3
+    shared = fedge.Federation(fedge.data.from_arrays(x, y, x, y), [range(6), range(6, 12)])
+    before = {name: one.clone() for name, one in module.named_buffers()}
+    ends = [
+        fedge.train(fedge.FedAvg(module, batch_size=3), shared, rounds=2, engine=fedge.Engine(way=way))
+        for way in ("plain", "stacked")
+    ]
+    assert list(ends[0].params) == ["2.weight", "2.bias"]
+    assert close(ends[0].params, ends[1].params) < 1e-5
+    for run in ends:
+        assert all(torch.equal(one, before[name]) for name, one in run.handle.module.named_buffers())
 
 
 def test_tied_weights_are_one_parameter_and_travel_once() -> None:

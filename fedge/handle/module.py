@@ -7,6 +7,9 @@ import warnings
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedge.core import Params
 
@@ -31,6 +34,13 @@ def check_module(module: nn.Module) -> None:
                 "(fedge.models.without_batch_norm(model) does it), or, with the statistics of a trained model, freeze "
                 "them: call .eval() on the layer"
             )
+        if _has_spectral_norm(layer) and (layer.training or any(p.requires_grad for p in layer.parameters())):
+            raise ValueError(
+                f"layer '{name.split('.parametrizations.')[0]}' has a spectral norm, whose power iteration changes "
+                "buffers at every step; these are not parameters and have no meaning across clients: remove it "
+                "(torch.nn.utils.remove_spectral_norm or torch.nn.utils.parametrize.remove_parametrizations), or "
+                "freeze the layer: .eval() and .requires_grad_(False)"
+            )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter '{name}' has no shape yet: run the lazy module on one batch first")
@@ -38,8 +48,16 @@ def check_module(module: nn.Module) -> None:
         raise ValueError("the model has no trainable parameters: at least one must require grad")
 
 
+def _has_spectral_norm(layer: nn.Module) -> bool:
+    """In either form of torch: a list of parametrisations, or a layer with a hook."""
+    hooks = layer if isinstance(layer, ParametrizationList) else layer._forward_pre_hooks.values()
+    return any(isinstance(hook, _SpectralNorm | SpectralNorm) for hook in hooks)
+
+
 def is_still(layer: nn.Module) -> bool:
-    """Whether it is a normalisation with running statistics in evaluation mode: it uses them and leaves them alone."""
+    """Whether it is a normalisation with statistics of its own in evaluation mode: it uses them, unchanged."""
+    if _has_spectral_norm(layer):
+        return not layer.training
     tracks = isinstance(layer, _BatchNorm | _InstanceNorm) and layer.track_running_stats
     return tracks and not layer.training and layer.running_mean is not None
 
