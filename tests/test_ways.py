@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import fedge
-from fedge.engine import Simulator, choosing
-from fedge.engine.ways import TIMED, WAYS, Trial, Way, fastest
+from fedge.engine import Loopback, Simulator, choosing
+from fedge.engine.ways import TIMED, WAYS, NotStackable, Trial, Way, fastest
 from fedge.runs import checkpoint
 from tests.cases import close, ragged, toy_data, toy_model
-from tests.networks import NETWORKS, federation
+from tests.networks import CLASSES, NETWORKS, TIMES, WORDS, federation, words
 
 NETWORK = NETWORKS["gru"]
 
@@ -68,6 +72,105 @@ def test_ways_take_turns() -> None:
 
     fastest({way: trial(way) for way in WAYS})
     assert runs == [*WAYS] * (1 + TIMED)
+
+
+def test_work_in_other_threads_is_seen() -> None:
+    def run() -> None:
+        busy = threading.Thread(target=time.sleep, args=(0.05,))
+        busy.start()
+        busy.join()
+
+    assert Trial(run, lambda: True, 2).once() >= 0.025
+
+
+def failing(text: str) -> Trial:
+    def run() -> None:
+        raise RuntimeError(text)
+
+    return Trial(run, lambda: True, 1)
+
+
+def test_a_way_that_fails_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    trials = {"stacked": failing("vmap: no\nmore of it"), "single": failing("no"), "plain": Trial(int, lambda: True, 1)}
+    with caplog.at_level(logging.WARNING, "fedge"):
+        assert fastest(trials) == "plain"
+    assert [record.getMessage() for record in caplog.records] == [
+        "the way 'stacked' fails for this model and is left out: RuntimeError: vmap: no",
+        "the way 'single' fails for this model and is left out: RuntimeError: no",
+    ]
+
+
+def test_if_all_ways_fail_the_first_error_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="first"):
+        fastest({"stacked": failing("first"), "single": failing("second"), "plain": failing("third")})
+
+
+@pytest.mark.parametrize(("workers", "at_once"), [(1, 1), (2, 4), (3, 4), (4, 4), (16, 1)])
+def test_workers_are_measured_as_they_will_work(workers: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four clients: what so many workers do at once is run; more workers than clients share nothing."""
+    shared, own = federation(NETWORK), algorithm()
+    link = Simulator(own, shared, workers=workers)
+    fold, folded, jobs = link._fold, [], {}
+
+    def choose(trials: dict[Way, Trial]) -> Way:
+        for way in ("single", "plain"):
+            trials[way].warm()
+            folded.clear()
+            trials[way].run()
+            jobs[way] = (trials[way].jobs, len(folded))
+        return "stacked"
+
+    monkeypatch.setattr(choosing, "fastest", choose)
+    monkeypatch.setattr(link, "_fold", lambda *args, **more: (folded.append(1), fold(*args, **more))[1])
+    assert shared.clients == 4
+    fedge.train(own, shared, rounds=1, link=link)
+    assert jobs == {"single": (at_once, at_once), "plain": (at_once, at_once)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_plain_way_replays_no_recording_of_another(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, "plain")
+    shared, own = federation(NETWORK), algorithm()
+    link = Simulator(own, shared, workers=workers)
+    fedge.train(own, shared, rounds=1, link=link)
+    assert not any(step.recorded for step in link._steps.values())
+
+
+class Branch(nn.Module):
+    """What a loop over clients can do, and many clients at once cannot."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.embed, self.out = kind, nn.Embedding(WORDS, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        if self.kind == "branch" and torch.isnan(h).any():
+            raise ValueError("not a number")
+        if self.kind == "size":
+            h = h[:, : int((x >= 0).sum(1).max())]
+        if self.kind == "mask":
+            h = h[x >= 0].view(h.shape)
+        if self.kind == "fill":
+            found, h = h, torch.zeros(len(x), TIMES, 4, dtype=h.dtype)
+            h[:, :2] = found[:, :2]
+        return self.out(h.mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:a step could not be recorded", "ignore:a step depends on values")
+@pytest.mark.parametrize("kind", ["branch", "size", "mask", "fill"])
+def test_a_model_that_cannot_be_stacked_is_trained_all_the_same(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    network = words(lambda: Branch(kind))
+    shared, own = federation(network), fedge.FedAvg(network.module(), epochs=2, batch_size=4, lr=0.2)
+    expected = fedge.train(own, shared, rounds=2, link=Loopback(own, shared)).params
+    with caplog.at_level(logging.WARNING, "fedge"):
+        found = fedge.train(own, shared, rounds=2).params
+    assert close(found, expected) < 1e-10
+    said = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("the way 'stacked' fails for this model and is left out: RuntimeError")
+    with pytest.raises(NotStackable, match='way="single" computes one client after another'):
+        fedge.train(own, shared, rounds=1, link=Simulator(own, shared, way="stacked"))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -13,6 +13,7 @@ from fedge.engine.clients.run_task import StepError
 from fedge.engine.clients.worker import ClientError
 from fedge.engine.ranks.process_group import Group, RankError
 from fedge.engine.uploads.checks import TooFewReplies
+from fedge.engine.ways import NotStackable
 from fedge.experiment import ExperimentError
 from fedge.report import MissingExtra, ReportError
 from fedge.runs.export import ExportError, MissingFormat
@@ -38,6 +39,7 @@ def one_line(group: Group | None = None) -> Iterator[None]:
         TooFewReplies,
         ClientError,
         StepError,
+        NotStackable,
         RankError,
         LostWorker,
         MemoryError,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedge.engine.uploads.intake import Intake
 from fedge.engine.ways import STEPS, Trial, Way, fastest
 from fedge.handle import GraphHandle, Handle
 
+Steps = dict[str, Any]  # by task, each with its recordings
+
 
 class Choosing(BaseLink):
     """A link that computes clients in one of several ways, which differ by rounding alone."""
@@ -31,7 +34,7 @@ class Choosing(BaseLink):
     pool: ThreadPool
     _limit: int | None = None  # steps of a client, while ways are measured
     _folds: dict[Any, Any]
-    _steps: dict[str, Any]
+    _steps: Steps
 
     @abstractmethod
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle: ...
@@ -60,41 +63,89 @@ class Choosing(BaseLink):
     def _go(self, way: Way) -> Way:
         """Workers and threads as the way wants them."""
         if way != "stacked" and self.workers > 1:
-            self.pool, self.runtime.threads = self._pool(self.workers), 1
+            self.runtime.threads = 1
+            if self.pool.workers != self.workers:
+                self.pool = self._pool(self.workers)
         return way
 
     def _pool(self, workers: int) -> ThreadPool:
         return ThreadPool(workers, lambda: self.algorithm.tasks(self.make_handle(self.algorithm)))
 
-    def _trial(self, at: At, ask: Ask, tasks: list[Task], part: Jobs, record: bool, at_once: int) -> Trial:
-        """A few steps of these clients, whose result is thrown away; `at_once` of them run side by side."""
+    def _together(self, at: At, ask: Ask, tasks: list[Task], part: Jobs) -> Trial:
+        """A few steps of these clients, stacked."""
 
         def run() -> None:
-            done = self._fold(at, ask, tasks, part, record)
-            uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
-            self.intake(ask, tasks, part).take(part, part.positions, uploads)
+            self._taken(ask, tasks, part, self._fold(at, ask, tasks, part))
 
-        made: Mapping[Any, Any] = self._steps if len(part.clients) == 1 else self._folds
-        return Trial(run, lambda: not record or all(one.settled for one in made.values()), at_once)
+        return Trial(run, lambda: all(one.settled for one in self._folds.values()), len(part.clients))
+
+    def _apart(self, at: At, ask: Ask, tasks: list[Task], one: Jobs, steps: Steps, record: bool, jobs: int) -> Trial:
+        """A few steps of a client, as often as workers would take clients side by side in a phase of `jobs`.
+
+        What workers gain depends on the model: of one with short operations they do hardly more than one thread.
+        """
+        shared = 1 < self.workers <= jobs
+        count = min(jobs, 2 * self.workers) if shared else 1
+
+        def settled() -> bool:
+            return not record or (bool(steps) and all(one.settled for one in steps.values()))
+
+        def work(part: Jobs, own: Mapping[str, Task]) -> Any:
+            return self._fold(at, ask, [own[name] for name in ask.tasks], part, record=False)
+
+        def run() -> None:
+            with self._as_workers(steps):
+                if not shared or not settled():  # workers record nothing
+                    self._taken(ask, tasks, one, self._fold(at, ask, tasks, one, record))
+                if shared:
+                    for part, done in self.pool.map(work, [one] * count):
+                        self._taken(ask, tasks, part, done)
+
+        return Trial(run, settled, count)
+
+    @contextmanager
+    def _as_workers(self, steps: Steps) -> Iterator[None]:
+        """Within it, recordings of steps are these, and torch has the threads that it has beside workers."""
+        before, threads = self._steps, torch.get_num_threads()
+        self._steps = steps
+        if self.workers > 1:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            self._steps = before
+            torch.set_num_threads(threads)
+
+    def _taken(self, ask: Ask, tasks: list[Task], part: Jobs, done: list[Any]) -> None:
+        """The server's share of a trial."""
+        uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
+        self.intake(ask, tasks, part).take(part, part.positions, uploads)
 
     def _measured(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Way:
         """The fastest way for the first clients of this phase; of several processes all take the same."""
         if self.runtime.group.size > 1:
             return self._known()
         many = next(self._chunks(tasks, jobs))
-        one = Jobs(*(leaf[:1] for leaf in many))
-        self._limit = STEPS
+        one, count = Jobs(*(leaf[:1] for leaf in many)), len(jobs.clients)
+        recorded: Steps = {}
+        self._limit, self.pool = STEPS, self._pool(self.workers)
         try:
             with at_once():
                 trials: dict[Way, Trial] = {
-                    "stacked": self._trial(at, ask, tasks, many, True, len(many.clients)),
-                    "single": self._trial(at, ask, tasks, one, True, self.workers),
-                    "plain": self._trial(at, ask, tasks, one, False, self.workers),
+                    "stacked": self._together(at, ask, tasks, many),
+                    "single": self._apart(at, ask, tasks, one, recorded, True, count),
+                    "plain": self._apart(at, ask, tasks, one, {}, False, count),
                 }
                 known = self._known()  # comes first, and wins where another way is hardly faster
-                return fastest({known: trials.pop(known), **trials})
+                way = fastest({known: trials.pop(known), **trials})
         finally:
             self._limit = None
+        if way == "stacked":
+            self.pool = self._pool(1)
+        else:
+            self._folds = {}
+        self._steps = recorded if way == "single" else {}
+        return way
 
     def _limited(self, task: Task) -> Task:
         """The task with the few steps of a trial, while ways are measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from fedge.engine.clients.population import Population
 from fedge.engine.clients.recall import Mine, Recall
 from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
 from fedge.engine.recording.recorder import Traced
+from fedge.engine.ways import stacking
 from fedge.handle import GraphHandle
 from fedge.ledger import payload_bytes
 
@@ -108,7 +110,8 @@ class Folding(Choosing):
             in_c = {"native": True} if self._in_c and not self._has_layers else {}
             self._folds[kind] = Stacked(task, dims, self.compile and not self._in_c, self.most, coarse=gpu, **in_c)
         draws = None if draws is None else draws.to(self.device)
-        return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
+        with stacking() if self._limit is None else nullcontext():  # a trial that fails is told by its own words
+            return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
 
     @property
     def _in_c(self) -> bool:
