@@ -251,6 +251,37 @@ def test_one_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
     assert [run["state"] for run in json.loads(said)["runs"]] == ["failed", "done", "done"]
 
 
+def test_a_run_that_diverged_has_no_results_in_any_table(here: Path) -> None:
+    """With a huge step a linear model may still put 90 % right; its loss of 1e28 says that it failed."""
+    settings = ["--set", "algorithm.1.lr={sweep = [0.05, 1e30]}", "--set", "partition={kind = 'iid', clients = 10}"]
+    code, said = invoke("run", "steps.toml", *settings)
+    assert code == 1
+    wild = [row for row in fedge.results("runs/steps") if row["algorithm.lr"] == 1e30]
+    assert [row["state"] for row in wild] == ["failed", "failed"]
+    assert all(row["final_accuracy"] > 0.5 for row in wild), "it looks good"
+    for table in (said, invoke("sweep", "show", "runs/steps")[1]):
+        (row,) = (line for line in table.splitlines() if re.match(r"fedavg lr=1e\+30 +2 ", line))
+        assert re.fullmatch(r"fedavg lr=1e\+30 +2 +failed[ –]+", row)
+    page = (here / "runs" / "steps" / "report.html").read_text()
+    (row,) = (
+        line for line in page.splitlines() if line.startswith("<tr") and "lr=1e+30" in line and "seed" not in line
+    )
+    assert "2 of 2 runs failed: 3 of 3" in row
+    assert re.findall(r">(\d+\.\d+)", row) == []
+
+
+def test_seeds_that_failed_count_in_no_mean(here: Path) -> None:
+    assert invoke("run", "steps.toml", "--no-report")[0] == 0
+    rows = fedge.results("runs/steps")
+    lost, kept = [row for row in rows if row["algorithm.lr"] == 0.05]
+    (Path(lost["folder"]) / "failure.json").write_text(json.dumps({"failed": "it diverged"}))
+    said = invoke("sweep", "show", "runs/steps")[1]
+    at = next(at for at, line in enumerate(said.splitlines()) if line.startswith("fedavg lr=0.05 "))
+    row, under = said.splitlines()[at : at + 2]
+    assert row.split()[3] == f"{100 * kept['final_accuracy']:.1f}"
+    assert "(1 failed)" in under
+
+
 def test_an_error_of_any_kind_is_one_runs_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = kept_runs(read_sweep(tables("train.seeds=[0]", "algorithm.1.lr=0.1")))
 

@@ -20,6 +20,7 @@ from fedge.cli.text import examples, say, to_json
 from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
+from fedge.report.groups import Group
 from fedge.report.series import has_no_accuracy, telling_metrics
 from fedge.report.summary import columns, summary_rows
 from fedge.runs.experiments import EXPERIMENT_FILE, is_run
@@ -112,9 +113,13 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
     groups, metrics = grouped(read), telling_metrics(read)
     chosen = [one for one in columns(goal, metrics) if one.title.startswith(SHOWN)]
     head, rows = summary_rows(groups, chosen)
-    kept = [at for at, title in enumerate(head) if title != "rounds" or not all(run.finished for run in read)]
+    few = all(run.finished or run.failed for run in read) and len(head) > head.index("rounds") + 1
+    kept = [at for at, title in enumerate(head) if title != "rounds" or not few]
     head = [_title(head[at]) for at in kept]
     cells = [[_cell(row[at], at) for at in kept] for row in rows]
+    marked = next(at for at, title in enumerate(head) if title not in ("algorithm", "runs"))
+    for row, group in zip(cells, groups, strict=True):
+        row[marked] = _marked(row[marked], group)
     console.print()
     show_table(console, head, cells, metrics, f"in the report and in fedge.results({str(folder)!r})")
     if final := note([run.summary | {"failed": "final_rounds" not in run.summary} for run in read]):
@@ -125,6 +130,14 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
         say(console, "mean ± standard deviation over the runs of a row, which differ in their seeds")
     console.print()
     return goal
+
+
+def _marked(text: str, group: Group) -> str:
+    """`failed`, or beside the mean over the other seeds how many did."""
+    failed = sum(bool(run.failed) for run in group.runs)
+    if not failed:
+        return text
+    return "failed" if failed == group.seeds else f"{text.splitlines()[0]}\n({failed} failed)"
 
 
 def _title(title: str) -> str:

@@ -30,7 +30,9 @@ BYTES = (
 CLOSED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # what a page may load: nothing
 LIVE_POLICY = f"{CLOSED}; script-src 'self'; connect-src 'self'"  # of one that is served
 MANY = 6  # names in one line
-DEFAULT_TARGET = " It is the default: 90 % of the best accuracy any run reached, rounded down to a whole percent."
+DEFAULT_TARGET = (
+    " It is the default: 90 % of the best accuracy any run reached that did not fail, rounded down to a whole percent."
+)
 DEVICES = (
     "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. "
     "Accuracy by kind of device is that of every class, weighted by what clients of the kind hold."
@@ -121,6 +123,8 @@ def _notes(runs: Sequence[RunFolder], groups: Sequence[Group], goal: Goal) -> It
             "Runs that differ in their seeds are one row: mean ± sample standard deviation. (2 of 3): so many of them "
             "have such a value, and only they count."
         )
+    if any(run.failed for run in runs):
+        yield _note("A run that failed has no results in this table, whatever it reached before.")
     if goal.target is not None and has_no_accuracy(runs):
         yield _note(f"The target {goal.target:g} counts nothing: a target is a test accuracy, and no run has one.")
     elif goal.target is not None:

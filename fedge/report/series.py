@@ -132,8 +132,9 @@ def to_target(run: RunFolder, target: float) -> Reached | None:
 
 
 def default_target(runs: Sequence[RunFolder]) -> float | None:
-    """90 % of the best accuracy any run reached, rounded down to a whole percent."""
-    best = max((found for run in runs if (found := best_accuracy(run)) is not None), default=None)
+    """90 % of the best accuracy any run reached that did not fail, rounded down to a whole percent."""
+    sound = [run for run in runs if not run.failed] or runs
+    best = max((found for run in sound if (found := best_accuracy(run)) is not None), default=None)
     # 0.7 * 90 is 62.99...: the whole percent must not be lost to rounding
     return None if best is None else math.floor(best * 90 + 1e-9) / 100
 

@@ -75,9 +75,10 @@ def looks(groups: Sequence[Group]) -> list[Look]:
 
 
 def rank(group: Group) -> float:
-    """Lower is better: by the final accuracy, or else by the last loss."""
-    accuracy = spread(run.summary.get("final_accuracy", last(run, "test_accuracy")) for run in group.runs)
-    loss = spread(last(run, "test_loss") for run in group.runs)
+    """Lower is better: by the final accuracy, or else by the last loss, of the runs that did not fail."""
+    runs = [run for run in group.runs if not run.failed]
+    accuracy = spread(run.summary.get("final_accuracy", last(run, "test_accuracy")) for run in runs)
+    loss = spread(last(run, "test_loss") for run in runs)
     return -accuracy.mean if accuracy else loss.mean if loss else math.inf
 
 

@@ -44,8 +44,12 @@ def summary_rows(groups: Sequence[Group], wanted: Sequence[Column]) -> tuple[lis
 
 
 def cell(group: Group, column: Column) -> Cell:
-    """`91.3`, `91.3 ± 0.4`, or `12 ± 1 (2 of 3)` where a run has no such number; no spread where all are equal."""
-    values = [value if is_number(value) else None for value in map(column.value, group.runs)]
+    """`91.3`, `91.3 ± 0.4`, or `12 ± 1 (2 of 3)` where a run has no such number; no spread where all are equal.
+
+    A run that failed has none: its accuracy, however large, is not a result.
+    """
+    made = [None if run.failed else column.value(run) for run in group.runs]
+    values = [value if is_number(value) else None for value in made]
     found = spread(values)
     if found is None:
         return None
@@ -108,8 +112,9 @@ def _spent(run: RunFolder, what: Literal["virtual_seconds", "joules"]) -> float 
 
 
 def _rounds(group: Group) -> str:
-    """`50`, or how far it is: `12 of 50, unfinished`; of several runs, those of the last one that is not done."""
-    open_ = [run for run in group.runs if not run.finished]
+    """`50`, or how far it is: `12 of 50, unfinished`; of several runs, the last one that failed or is not done."""
+    failed = [run for run in group.runs if run.failed]  # also one that went to its end, and diverged
+    open_ = failed or [run for run in group.runs if not run.finished]
     if not open_:
         return " or ".join(dict.fromkeys(str(len(run.rounds)) for run in group.runs))
     run = open_[-1]

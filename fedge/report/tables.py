@@ -60,7 +60,7 @@ def device_table(runs: Sequence[RunFolder]) -> str:
             known = [(n, a) for n, a in zip(labels, accuracy, strict=True) if a is not None]
             total = sum(n for n, _ in known)
             share = hundred(sum(n * a for n, a in known) / total) if total else None
-            found.append([run.label, kind, str(count), share])
+            found.append([f"{run.label}, failed" if run.failed else run.label, kind, str(count), share])
     return table(["algorithm", "devices", "clients", "test accuracy (%)"], found, words=2) if found else ""
 
 
