@@ -134,6 +134,7 @@ class Named:
         for what, given in (("names", names), ("groups", groups)):
             if given is not None and len(given) != clients:
                 raise ValueError(f"{len(given)} {what} for {clients} clients: give one per client, or none")
+        self.clients = clients
         self.names, self.groups = tuple(map(str, names or ())), tuple(map(str, groups or ()))
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
@@ -166,12 +167,18 @@ class Named:
         named = getattr(test, "names", None)
         if named is not None and self.names:
             by_name = dict(zip(named, found, strict=True))
+            _say_without_training([name for name in by_name if name not in set(self.names)])
             return [by_name.get(name, torch.empty(0, dtype=torch.long)) for name in self.names]
-        if len(found) <= max(self.kept):
-            raise ValueError(
-                f"test has {len(found)} index arrays for {max(self.kept) + 1} clients: give one per client"
-            )
+        if len(found) != self.clients:
+            raise ValueError(f"test has {len(found)} index arrays for {self.clients} clients: give one per client")
         return [found[k] for k in self.kept]
+
+
+def _say_without_training(names: Sequence[Any]) -> None:
+    """No client stands for an owner of test examples alone: they count in the metrics of the whole test set only."""
+    if names:
+        few = ", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "")
+        log.warning("%d owners of test examples have none to train on and are not judged (%s)", len(names), few)
 
 
 def _check_dealt(part: str, clients: Any, examples: int) -> None:

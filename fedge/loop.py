@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -308,7 +309,7 @@ class Training(Generic[S]):
         if self.log is not None:
             self.log.round(run, record, list(rows))
         for tell in self.on_round:
-            tell(record)
+            tell(copy.deepcopy(record))  # whatever it does with it, the history stays as it was
 
     def _keep(self, run: Run[S], record: Record) -> None:
         """The best round so far, the first of equally good ones; one that is not evaluated is not looked at."""

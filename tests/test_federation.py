@@ -148,3 +148,23 @@ def test_test_examples_are_found_by_name() -> None:
         Federation(data, [[0]], test=[[4]])
     with pytest.raises(ValueError, match="test has 1 index arrays for 2 clients"):
         Federation(data, [[0], [1]], test=[[0]])
+
+
+def test_test_arrays_are_as_many_as_the_clients() -> None:
+    """Also where the last clients are empty, and left out."""
+    data = Data(torch.zeros(TRAIN, 2), torch.arange(TRAIN) % 3, torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), 3)
+    with pytest.raises(ValueError, match="test has 3 index arrays for 2 clients: give one per client"):
+        Federation(data, [[0], [1]], test=[[0], [1], [2]])
+    with pytest.raises(ValueError, match="test has 2 index arrays for 3 clients"):
+        Federation(data, [[0], [1], []], test=[[0], [1]])
+    assert Federation(data, [[0], [], [1]], test=[[0], [1], [2]]).test is not None
+
+
+def test_owners_of_test_examples_alone_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    y = torch.arange(TRAIN) % 3
+    data = Data(torch.zeros(TRAIN, 2), y, torch.zeros(4, 2), y[:4], 3)
+    Federation(data, by_group(["eve", "ann"] * 10), test=by_group(["eve", "zoe", "eve", "ann"]))
+    assert "1 owners of test examples have none to train on and are not judged (zoe)" in caplog.text
+    caplog.clear()
+    Federation(data, by_group(["eve", "ann"] * 10), test=by_group(["eve", "eve", "eve", "ann"]))
+    assert not caplog.text

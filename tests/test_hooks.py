@@ -43,6 +43,18 @@ def test_several_functions_are_told_of_every_round() -> None:
     assert two == run.history
 
 
+def test_a_function_of_rounds_cannot_falsify_the_history() -> None:
+    def lie(record: dict) -> None:
+        record["test_accuracy"] = 1.0
+        record["cohort"].clear()
+
+    seen = list[dict]()
+    run = train(2, on_round=[lie, seen.append])
+    honest = train(2)
+    assert [one["test_accuracy"] for one in run.history] == [one["test_accuracy"] for one in honest.history]
+    assert [one["cohort"] for one in seen] == [one["cohort"] for one in honest.history]
+
+
 def test_a_metric_is_computed_beside_the_others_from_the_same_scores() -> None:
     run = train(2, observe=fedge.Observe(metrics={"top2": top2}, evaluate_train=True))
     expected = float(top2(run.scores(DATA.test_x), DATA.test_y))

@@ -82,7 +82,7 @@ def local(
 
         job = plan_local(experiment, settings or [], out, resume, nodes)
         options = Options(deadline, min_replies, say=lambda line: say(console, line))
-        outcomes = _follow(job, console, options)
+        outcomes = _follow(job, console, options, nodes)
         found = finish(job, outcomes, console, report, False)
     if json:
         typer.echo(to_json(found))
@@ -90,10 +90,11 @@ def local(
         raise typer.Exit(FAILED)
 
 
-def _follow(job: Plan, console: Console, options: Options) -> list[Outcome]:
-    from fedge.deploy.local import mean_phase, run_local
+def _follow(job: Plan, console: Console, options: Options, nodes: int | None) -> list[Outcome]:
+    from fedge.deploy.local import check_nodes, mean_phase, run_local
 
     setup = build(job.experiment)
+    check_nodes(nodes, setup)
     again = shlex.join(["fedge", "deploy", "local", "--resume", "--out", str(job.folder)])
     options.say(
         f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}, on "

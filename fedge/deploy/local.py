@@ -13,8 +13,9 @@ from fedge.deploy.bundle import write_app
 from fedge.deploy.events import STOP, Reader
 from fedge.deploy.fleet import SERVER, Fleet, FleetError
 from fedge.deploy.folder import fleet_folder
-from fedge.experiment import Experiment, Outcome, Plan, Progress, Setup, Watch, plan, slug
+from fedge.experiment import Experiment, ExperimentError, Outcome, Plan, Progress, Setup, Watch, plan, slug
 from fedge.experiment.loading import load_run
+from fedge.experiment.planning import may_bring_clients
 from fedge.runs.experiments import EXPERIMENT_FILE
 from fedge.runs.run import Run
 
@@ -44,13 +45,24 @@ class News:
 
 
 def plan_local(file: Path | None, settings: Sequence[str], out: Path | None, resume: bool, nodes: int | None) -> Plan:
-    """As `fedge run` plans, with one node per client."""
+    """As `fedge run` plans, with one node per client: `nodes` is the number of clients, unless the data bring theirs."""
     packed = Path(str(resources.files("fedge.deploy").joinpath("default.toml")))
     stored = resume and file is None and out is not None and (out / EXPERIMENT_FILE).is_file()
     chosen = [*settings]
-    if nodes is not None:
+    named = out / EXPERIMENT_FILE if stored and out is not None else file or packed
+    if nodes is not None and not may_bring_clients(named, settings):
         chosen.append(f"partition.clients={nodes}")
     return plan(None if stored else file or packed, chosen, out, resume)
+
+
+def check_nodes(nodes: int | None, setup: Setup) -> None:
+    """A fleet has one node per client; how many there are, data that come with their clients say themselves."""
+    clients = setup.federation.clients
+    if nodes is not None and nodes != clients:
+        raise ExperimentError(
+            f"--nodes is {nodes}, the data come with {clients} clients and a fleet has one node per client: leave out "
+            f"--nodes to start {clients}, or let [data] give {nodes} clients"
+        )
 
 
 def run_local(

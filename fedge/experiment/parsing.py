@@ -86,8 +86,13 @@ def federation_of(tables: Mapping[str, Any]) -> tuple[Table, Table]:
 def _federation(tables: Mapping[str, Any]) -> tuple[Table, Table]:
     """Own data may come with their clients: then there is no table [partition], or an empty one."""
     data, partition = _table(tables, "data"), _table(tables, "partition")
-    given = not partition and DATA.own_key(data) is not None
-    return DATA.resolve(data, "data"), {} if given else PARTITION.resolve(partition, "partition")
+    dealt = {} if brings_clients(tables) else PARTITION.resolve(partition, "partition")
+    return DATA.resolve(data, "data"), dealt
+
+
+def brings_clients(tables: Table) -> bool:
+    """Whether the data are the user's own, without a partition."""
+    return not _table(tables, "partition") and DATA.own_key(_table(tables, "data")) is not None
 
 
 def check_names(tables: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.override import override
 from fedge.experiment.own import marked, own_in, unread
-from fedge.experiment.parsing import Experiment, federation_of, parse
+from fedge.experiment.parsing import Experiment, brings_clients, federation_of, parse
 from fedge.experiment.setup import deal, load_data
 from fedge.experiment.sweeps import Sweep, read_sweep
 from fedge.federation import Federation
@@ -97,6 +97,11 @@ def load_federation(file: Path | None = None, settings: Sequence[str] = ()) -> F
     """Only the federation of an experiment: its tables [data] and [partition]."""
     data, partition = federation_of(_overridden(file, settings))
     return deal(partition, load_data(data))
+
+
+def may_bring_clients(file: Path | None, settings: Sequence[str] = ()) -> bool:
+    """Whether the data are the user's own and no [partition] deals them out: then they come with their clients."""
+    return brings_clients(_overridden(file, settings))
 
 
 def plan(

@@ -74,3 +74,24 @@ def test_a_plain_web_server_is_no_superlink(code: int) -> None:
     assert failed == 1
     assert f"{address} answers, but not as a SuperLink does" in errors
     assert len(errors.splitlines()) == 1
+
+
+OWN_PARTS = Path(__file__).parents[2] / "examples" / "own_parts" / "pumps.toml"
+
+
+def test_nodes_of_data_that_bring_their_clients(tmp_path: Path) -> None:
+    code, errors = fedge("local", OWN_PARTS, "--nodes", "2", "--out", tmp_path / "out")
+    assert code == 2
+    assert errors.startswith("Error: --nodes is 2, the data come with 40 clients and a fleet has one node per client: ")
+    assert "leave out --nodes to start 40, or let [data] give 2 clients" in errors
+    assert len(errors.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_nodes_are_the_clients_of_a_file_with_a_partition() -> None:
+    from fedge.deploy.local import plan_local
+
+    assert plan_local(None, [], None, False, 3).experiment.partition["clients"] == 3
+    assert plan_local(OWN_PARTS, [], None, False, 40).experiment.partition == {}
+    settings = ["partition.kind=iid"]
+    assert plan_local(OWN_PARTS, settings, None, False, 3).experiment.partition["clients"] == 3
