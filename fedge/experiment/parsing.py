@@ -90,7 +90,7 @@ def _federation(tables: Mapping[str, Any]) -> tuple[Table, Table]:
     return DATA.resolve(data, "data"), dealt
 
 
-def brings_clients(tables: Table) -> bool:
+def brings_clients(tables: Mapping[str, Any]) -> bool:
     """Whether the data are the user's own, without a partition."""
     return not _table(tables, "partition") and DATA.own_key(_table(tables, "data")) is not None
 
