@@ -45,7 +45,7 @@ class News:
 
 
 def plan_local(file: Path | None, settings: Sequence[str], out: Path | None, resume: bool, nodes: int | None) -> Plan:
-    """As `fedge run` plans, with one node per client: `nodes` is the number of clients, unless the data bring theirs."""
+    """As `fedge run` plans, with one node per client: `nodes` are the clients, unless the data bring theirs."""
     packed = Path(str(resources.files("fedge.deploy").joinpath("default.toml")))
     stored = resume and file is None and out is not None and (out / EXPERIMENT_FILE).is_file()
     chosen = [*settings]
