@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedge
 from fedge.core import Batch
@@ -17,7 +17,7 @@ from fedge.engine import Loopback, Simulator
 from fedge.handle import parameters
 from fedge.models import lora, merged, without_batch_norm
 from tests.cases import close, ragged, toy_data, toy_model
-from tests.networks import NETWORKS, Normed, Tied, Transformer, federation
+from tests.networks import CLASSES, NETWORKS, WORDS, Normed, Tied, Transformer, federation, words
 
 
 def test_batch_norm_becomes_group_norm_with_its_scale_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,3 +211,32 @@ def test_a_step_that_writes_in_place_is_refused(into: str, kind: str) -> None:
     link = Loopback(algorithm, shared) if kind == "loop-back" else Simulator(algorithm, shared, way=kind)
     with pytest.raises(Exception, match=r"wrote in place into its argument '(sent|carry|batch)'|vmap: inplace"):
         fedge.train(algorithm, shared, rounds=1, link=link)
+
+
+class Counting(nn.Module):
+    """Mean of embeddings whose gradients are divided by how often a word is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(WORDS, 4, scale_grad_by_freq=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.embed(x).mean(1))
+        return found
+
+
+def test_gradients_by_frequency_are_those_of_one_client() -> None:
+    network = words(Counting)
+    shared, own = federation(network), fedge.FedAvg(network.module(), epochs=2, batch_size=4, lr=0.2)
+    expected = fedge.train(own, shared, rounds=2, link=Loopback(own, shared)).params
+    assert close(fedge.train(own, shared, rounds=2).params, expected) < 1e-10
+    for written in (True, False):
+        with pytest.raises(RuntimeError, match=r'way="single".*scale_grad_by_freq=True cannot be stacked'):
+            fedge.train(own, shared, rounds=1, link=Simulator(own, shared, way="stacked", written=written))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_with_a_largest_norm_is_refused_with_what_to_do(kind: type[nn.Embedding]) -> None:
+    model = nn.Sequential(kind(WORDS, 4, max_norm=1.5), nn.Linear(4, CLASSES))
+    with pytest.raises(ValueError, match=r"layer '0' \(Embedding.*max_norm=1.5, which shortens.*set max_norm to None"):
+        parameters(model)

@@ -27,8 +27,10 @@ STEPS = 2  # local steps of a trial
 WARM = 4  # trials at most until a step is recorded: the first records it, the second compares it
 TIMED = 5  # turns at most, of which the fastest counts
 ENOUGH = 2.0  # seconds of turns after which no further one begins, if there were two
-_STACKING = ("vmap", "functorch", "Batching rule", "modified inplace")  # in errors that a loop over clients has not
 MARGIN = 0.9  # another way than the first has to take less than this share of its time
+
+# in errors that a loop over clients has not
+_STACKING = ("vmap", "functorch", "Batching rule", "modified inplace", "cannot be stacked")
 
 
 def check_way(way: str | None, chunk: int | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import _VF, Tensor
+from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
 from fedge.handle import attention, recurrent
@@ -87,7 +88,21 @@ def _padding(
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """An embedding with a padding number, whose vector is never trained; torch says so only to the backward pass."""
+    if scale_grad_by_freq and _is_stacked(input):
+        raise RuntimeError(
+            "an embedding with scale_grad_by_freq=True cannot be stacked: it counts the words in the batch of one "
+            "client, and stacked batches have padding, which would count"
+        )
     if padding_idx is None or max_norm is not None or scale_grad_by_freq or sparse:
         return None
     out = torch.embedding(weight, input)
     return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), out.detach(), out)
+
+
+def _is_stacked(tensor: Tensor) -> bool:
+    """Whether vmap has it, outside or inside of a gradient."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False

@@ -41,6 +41,12 @@ def check_module(module: nn.Module) -> None:
                 "(torch.nn.utils.remove_spectral_norm or torch.nn.utils.parametrize.remove_parametrizations), or "
                 "freeze the layer: .eval() and .requires_grad_(False)"
             )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ValueError(
+                f"layer '{name}' ({kind}) has max_norm={layer.max_norm:g}, which shortens its vectors in place when "
+                "they are used, outside the gradient: set max_norm to None, and shorten what the layer puts out "
+                "(torch.renorm) if the model needs it"
+            )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter '{name}' has no shape yet: run the lazy module on one batch first")
