@@ -150,8 +150,7 @@ class _Job:
                 )
             return self.link(label)
         with self.group.together():
-            link = engine_of(self.setup.train).link(algorithm, self.setup.federation, self.group)
-            return link if self.setup.edge is None else self.setup.edge.clock(link, self.setup.federation)
+            return self.setup.clocked(engine_of(self.setup.train).link(algorithm, self.setup.federation, self.group))
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""

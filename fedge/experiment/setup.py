@@ -16,6 +16,7 @@ from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
 from fedge.edge.settings import Edge
+from fedge.engine import BaseLink
 from fedge.engine.runtime import Runtime
 from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
@@ -40,6 +41,10 @@ class Setup:
     algorithms: Mapping[str, Algorithm[Any]]  # by label
     train: Table  # `train`'s own arguments, the device found
     edge: Edge | None = None
+
+    def clocked(self, link: BaseLink) -> BaseLink:
+        """The link with the devices and the virtual clock of [edge] around it, where there is such a table."""
+        return link if self.edge is None else self.edge.clock(link, self.federation)
 
 
 def build(experiment: Experiment, data: Data | Federation | None = None, federation: Federation | None = None) -> Setup:

@@ -6,7 +6,7 @@
     [[algorithm]]
     lr = {sweep = [0.05, 0.1]}     # and per step size: six runs
 
-A field of [data], [partition], [model] or [train] is swept for all algorithms, one of an algorithm for that one alone.
+A field of [data], [partition], [model], [edge] or [train] is swept for all algorithms, one of an algorithm for that one alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedge.experiment.own import code_of, marked
 from fedge.experiment.parsing import Experiment, algorithm_tables, check_names, parse
 from fedge.runs.experiments import slug
 
-SHARED = ("data", "partition", "model", "train")  # tables of all algorithms, what is slow to make again first
+SHARED = ("data", "partition", "model", "edge", "train")  # tables of all algorithms, what is slow to make again first
 SEED = ("train", "seed")
 MOST = 10_000  # runs
 

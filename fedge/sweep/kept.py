@@ -151,7 +151,7 @@ def _train(runner: Runner, run: Kept, folder: Path) -> Line:
             resume=begun,
             on_round=on_round,
             stop=runner.stop,
-            link=engine_of(setup.train).link(setup.algorithms[label], setup.federation),
+            link=setup.clocked(engine_of(setup.train).link(setup.algorithms[label], setup.federation)),
         )
     if trained.stopped:
         raise Stopped

@@ -120,7 +120,7 @@ class Runner:
                 out=place,
                 resume=place.is_dir(),
                 about=About(str(entry), entry.config),
-                link=link,
+                link=setup.clocked(link),
                 on_round=lambda record: self.listener.round(entry, record),
                 stop=self.stop,
             )

@@ -1,0 +1,75 @@
+"""[edge] in a sweep: every run has its clock and its policy, and fields of the table can be swept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedge.cli.app import app
+from fedge.runs.experiments import records
+
+FILE = """
+[data]
+name = "digits"
+
+[partition]
+kind = "iid"
+clients = 8
+
+[model]
+name = "logistic"
+
+[train]
+rounds = 2
+cohort = 4
+{train}
+
+[edge]
+profile = "phone"
+{edge}
+
+[[algorithm]]
+{algorithm}
+"""
+FEDAVG, FEDBUFF = 'name = "fedavg"', 'name = "fedbuff"\n[algorithm.inner]\nname = "fedavg"'
+POLICY = 'policy = {name = "first_of", count = 2}'
+
+
+def run(out: Path, train: str, edge: str = "", algorithm: str = FEDAVG, *options: str) -> Path:
+    out.mkdir()
+    (out / "mine.toml").write_text(FILE.format(train=train, edge=edge, algorithm=algorithm))
+    done = CliRunner().invoke(app, ["run", str(out / "mine.toml"), "--out", str(out / "runs"), *options])
+    assert done.exit_code == 0, done.output
+    return out / "runs"
+
+
+def times(folder: Path) -> list[float]:
+    return [record["virtual_seconds"] for record in records(folder)]
+
+
+def test_a_sweep_has_the_clock_of_the_same_run_alone(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", "seed = 1", POLICY) / "fedavg"
+    swept = run(tmp_path / "swept", "seeds = [0, 1]", POLICY) / "fedavg-seed-1"
+    assert times(swept) == times(alone) != []
+    assert [one["late"] for one in records(swept)] == [one["late"] for one in records(alone)]
+    for key in ("final_accuracy", "virtual_seconds"):
+        found = [json.loads((folder / "summary.json").read_text())[key] for folder in (swept, alone)]
+        assert found[0] == found[1] is not None
+
+
+def test_a_field_of_the_devices_can_be_swept(tmp_path: Path) -> None:
+    out = run(tmp_path / "swept", "seed = 0", "spread = {sweep = [1.0, 10.0]}")
+    found = [times(folder) for folder in sorted(out.glob("fedavg-*"))]
+    assert len(found) == 2
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_asynchronous_training_in_a_sweep(tmp_path: Path, jobs: str) -> None:
+    out = run(tmp_path / "swept", "seeds = [0, 1]", "", FEDBUFF, "--jobs", jobs)
+    found = [times(folder) for folder in out.glob("fedbuff*")]
+    assert len(found) == 2
+    assert all(len(one) == 2 for one in found)
