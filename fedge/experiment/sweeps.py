@@ -6,7 +6,8 @@
     [[algorithm]]
     lr = {sweep = [0.05, 0.1]}     # and per step size: six runs
 
-A field of [data], [partition], [model], [edge] or [train] is swept for all algorithms, one of an algorithm for that one alone.
+A field of [data], [partition], [model], [edge] or [train] is swept for all algorithms, one of an algorithm for that
+one alone.
 """
 
 from __future__ import annotations
