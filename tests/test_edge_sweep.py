@@ -73,3 +73,22 @@ def test_asynchronous_training_in_a_sweep(tmp_path: Path, jobs: str) -> None:
     found = [times(folder) for folder in out.glob("fedbuff*")]
     assert len(found) == 2
     assert all(len(one) == 2 for one in found)
+
+
+def test_a_table_with_seconds_and_joules_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "mine.toml").write_text(
+        FILE.format(train="seed = 0", edge="", algorithm='label = "FedOVA with a long name"\n' + FEDAVG)
+        + '\n[[algorithm]]\nname = "fedavg"\nlr = 0.01\n'
+    )
+    done = CliRunner().invoke(
+        app, ["run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "runs"), "--set", "target=0.2"]
+    )
+    table = [line for line in done.output.splitlines() if "energy" in line or line.startswith(("fedavg", "FedOVA"))]
+    assert done.exit_code == 0, done.output
+    assert any("energy" in line for line in table), done.output
+    row = next(line for line in table if line.startswith("fedavg") and line.split()[1] == "2")
+    joules = json.loads((tmp_path / "runs" / "fedavg" / "summary.json").read_text())["joules"]
+    assert f"{joules:.3g}" in row.split(), done.output
+    assert "no room for time s" in done.output
+    assert max(len(line) for line in table) <= 80

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: metrics that find no room are left out and named, the labels never."""
+"""Tables that fit the terminal: columns that find no room are left out and named, metrics first, the labels never."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from fedge.cli.text import say
 LABEL = 22  # letters of a label that have room on one line
 GAP = 2  # columns of the terminal between two of the table
 WORDS = ("algorithm", "rounds")
+SPARE = (
+    "time\ns",
+    "best\nacc %",
+    "best\nloss",
+    "MB\ndown",
+    "MB\nup",
+)  # go without these first, if metrics are not enough
 
 
 def title_of(metric: str) -> str:
@@ -26,20 +33,42 @@ def show(
     """Print the table; of the metrics as many as fit, and where all of them are."""
     own = [name for name in metrics if title_of(name) in head]
     out = left_out(head, rows, own, console.width)
-    console.print(_table(head, rows, [title_of(name) for name in out]))
-    if out:
-        say(console, f"no room for {', '.join(out)}: {all_}")
+    titles = [title_of(name) for name in out]
+    spared = spare(head, rows, titles, console.width)
+    console.print(_table(head, rows, [*titles, *spared]))
+    if named := [*out, *(" ".join(title.split()) for title in spared)]:
+        say(console, f"no room for {', '.join(named)}: {all_}")
+
+
+def spare(head: Sequence[str], rows: Sequence[Sequence[str]], without: Sequence[str], room: int) -> list[str]:
+    """The columns of SPARE, the first of them first, without which too the rest of the table fits."""
+    gone = list[str]()
+    for title in SPARE:
+        if _needed(_widths(head, rows), head[0], [*without, *gone]) <= room:
+            break
+        gone += [title] if title in head else []
+    return gone
 
 
 def left_out(head: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[str], room: int) -> list[str]:
     """The metrics, from the last one on, without whose columns the table fits."""
-    widths = {texts[0]: _width(texts) + GAP for texts in zip(head, *rows, strict=True)}
-    needed = sum(widths.values()) - GAP - max(0, widths[head[0]] - GAP - LABEL)
+    widths = _widths(head, rows)
+    needed = _needed(widths, head[0], [])
     kept = len(metrics)
     while kept and needed > room:
         kept -= 1
         needed -= widths[title_of(metrics[kept])]
     return list(metrics[kept:])
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
+    return {texts[0]: _width(texts) + GAP for texts in zip(head, *rows, strict=True)}
+
+
+def _needed(widths: dict[str, int], label: str, without: Sequence[str]) -> int:
+    """Columns of the terminal, where a long label may be broken."""
+    kept = sum(width for title, width in widths.items() if title not in without)
+    return kept - GAP - max(0, widths[label] - GAP - LABEL)
 
 
 def _width(texts: Sequence[str]) -> int:
