@@ -14,6 +14,7 @@ from fedge.algorithms.lbfgs import compared
 from fedge.core import Range
 from fedge.engine import Loopback, TooFewReplies
 from fedge.engine.links import wire
+from fedge.engine.uploads.sizes import Usual
 from tests.cases import algorithms, first_order, ragged, second_order, toy_data, wide
 
 LIAR = 2
@@ -137,3 +138,28 @@ def test_skipped_rounds_name_their_own_drops_once() -> None:
     run = trained(first_order()["fedavg"], "delta", lambda _, leaf, t: leaf * float("nan"), rounds=8, cohort=1)
     for record in run.history:
         assert [drop["client"] for drop in record["dropped"]] == ([LIAR] if "skipped" in record else [])
+
+
+@pytest.mark.parametrize("rule", [fedge.BoundedMean(), fedge.Median(), fedge.Krum(1, 3)])
+def test_a_robust_rule_also_limits_the_numbers_beside_a_model(rule: fedge.core.Combine) -> None:
+    """FedNova's step is as long as the mean of what clients say of their steps, below the limit of a plain mean."""
+    inner = fedge.FedNova(wide().model, lr=0.05, epochs=1, batch_size=4)
+    honest = trained(fedge.Robust(inner, rule), "", lambda _, leaf, t: leaf)
+    lied = trained(fedge.Robust(inner, rule), "steps", lambda _, leaf, t: 900 * leaf)
+    assert lied.history[-1]["test_loss"] < 2 * honest.history[-1]["test_loss"]
+
+
+def test_a_number_next_to_zero_does_not_make_liars_of_the_others() -> None:
+    """Some accuracies are 0 at first: the smallest number that there is would be the median of all."""
+    run = trained(first_order()["fedper"], "accuracy", lambda _, leaf, t: torch.full_like(leaf, 5e-324), rounds=2)
+    assert [drop for record in run.history for drop in record["dropped"] if drop["client"] != LIAR] == []
+
+
+def test_beside_zeros_one_that_is_next_to_zero_is_not_what_is_usual() -> None:
+    """Nor is one that is huge."""
+    for sizes, bad in (([0.0, 0.0, 0.0, 5e-324, 0.1, 0.2, 0.3], None), ([0.0, 0.0, 0.0, 5e-324, 0.1], None),
+                       ([0.0, 0.0, 0.0, 0.1, 1e30], 1e30), ([0.0, 0.0, 1e30], 1e30)):  # fmt: skip
+        usual = Usual()
+        usual.note([sizes, [0.0] * len(sizes)])
+        refused = [size for size in sizes if usual.beyond((size, 0.0), 1000.0) is not None]
+        assert refused == ([] if bad is None else [bad])

@@ -77,7 +77,7 @@ class Abroad:
         and whatever the fast ones send, the round goes on while it can still have answers of `min_replies` clients.
         """
         self._open(state, seed, round)
-        self.link._meet()
+        self.link._meet(probe=False)
         progress = Progress()
         while self._fill(size):
             heard = self._heard(max(1, size - len(self._answers)))
@@ -148,7 +148,7 @@ class Abroad:
         return len(self._good) < self.link.min_replies and bool(more)
 
     def _look(self) -> None:
-        self.link._meet()
+        self.link._meet(probe=False)
         self._looked = time.monotonic()
 
     def _somebody(self) -> None:

@@ -150,9 +150,9 @@ class FlowerLink(MessageLink):
         finally:
             self._outages.detach()
 
-    def _meet(self) -> None:
+    def _meet(self, probe: bool = True) -> None:
         """Nodes may have joined since the last round; they say which rows they hold."""
-        self.roster.look(self.deadline, label=self.label)
+        self.roster.look(self.deadline, label=self.label, probe=probe)
         self.roster.gather(self.min_replies, self.deadline, self.label)
         for client, rows in self.roster.rows.items():
             self.directory.told(client, rows[self.label])

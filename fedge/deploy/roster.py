@@ -76,12 +76,18 @@ class Roster:
         self._said: dict[int, str] = {}
 
     def look(
-        self, deadline: float, patience: float | None = None, again: bool = True, label: str | None = None
+        self,
+        deadline: float,
+        patience: float | None = None,
+        again: bool = True,
+        label: str | None = None,
+        probe: bool = True,
     ) -> None:
         """Ask the nodes that are new who they are, and those that cannot be used `again`; hear who has answered.
 
         Waits `patience` seconds at most for answers (None: a moment, and only if there are new nodes). The bytes go to
-        the algorithm that looks, by its `label` (None: to all of them).
+        the algorithm that looks, by its `label` (None: to all of them). Without `probe` nobody waits for a node that
+        was silent: others are at work meanwhile.
         """
         nodes = list(self.grid.get_nodes())
         self._online = {node.node_id for node in nodes}
@@ -98,7 +104,7 @@ class Roster:
         if ask - fresh:
             self._greet(ask - fresh, deadline)
         if fresh:
-            self._hear(min(PROBE, deadline), labels, [self._greet(fresh, deadline)])
+            self._hear(min(PROBE, deadline) if probe else 0.0, labels, [self._greet(fresh, deadline)])
         self._hear((GRACE if new else 0.0) if patience is None else patience, labels, self._asking.values())
 
     def _greet(self, nodes: set[int], deadline: float) -> Posting:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 import fedge
 from fedge.deploy import client_app
@@ -281,3 +284,24 @@ def test_a_simulated_state_is_refused() -> None:
     _, link = fleet(algorithm)
     with pytest.raises(ValueError, match="this state is that of a simulation"):
         link.advance({"models": [], "events": {"flights": []}}, 0, 1, 3)
+
+
+def test_a_node_that_crashes_and_keeps_silent_holds_up_nobody() -> None:
+    """It works once, so that its silence is forgotten, crashes at once, and lets the greeting wait."""
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm, dict.fromkeys((0, 1, 3, 4, 5, 6), 0.2), deadline=600.0)
+    works = itertools.count()
+
+    def fault(reply: Message) -> Message | None:
+        if "seconds" not in unpack(reply.content)[0]:
+            return None  # the greeting
+        if next(works) % 2 == 0:
+            return reply
+        crash = Error(ErrorCode.CLIENT_APP_CRASHED, "it crashed")
+        return SimpleNamespace(metadata=reply.metadata, error=crash, has_error=lambda: True, children={}, deflate=bytes)
+
+    yard.faults[102] = fault
+    begin = time.monotonic()
+    run = train(algorithm, link, rounds=6, cohort=CLIENTS)
+    assert time.monotonic() - begin < 15
+    assert [drop["client"] for record in run.history for drop in record["dropped"]] == [2]

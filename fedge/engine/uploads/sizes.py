@@ -3,8 +3,8 @@
 The size of an upload is its largest magnitude: of its large parts, those with at least 64 numbers (or the largest one
 there is), and apart from them of the small ones beside these, such as counters. What is usual is the lower median over
 the clients of an ask, so that one of two cannot raise it; of a client with several rows (FedOVA) over its rows first,
-so that who claims many has no more say. If most are 0 it is taken among the others, and is at most 1, for these may be
-the liars alone; for small parts it is at least 1.
+so that who claims many has no more say. If some are 0 it is at least the upper median of the others, or 1 if that is
+less: these may be the liars alone, and one of them next to 0. For small parts it is at least 1.
 
 Losses at candidates (`Task.losses`) are no measure of a client: a candidate may overflow at one client alone. A number
 that is far beyond the median of its place, or not finite, counts for so much that the candidate is not chosen:
@@ -80,7 +80,9 @@ class Usual:
 
 
 def _usual(place: int, ordered: list[float]) -> float:
-    median = _lower(ordered) or min(1.0, _lower(ordered[bisect_right(ordered, 0.0) :]))
+    median, some = _lower(ordered), ordered[bisect_right(ordered, 0.0) :]
+    if some and len(some) < len(ordered):  # beside zeros one number next to 0 could be the median
+        median = max(median, min(1.0, some[len(some) // 2]))
     return max(median, 1.0) if place % 2 else median
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedge import tree
+from fedge.combine import Gather
 from fedge.core import Combine, Params, Payload, Reply, Uploads
 from fedge.engine.uploads.coding import split
 from fedge.engine.uploads.streaming import mean_type
@@ -16,6 +17,7 @@ from fedge.ledger import payload_bytes
 
 log = logging.getLogger("fedge")
 _TOLD: set[str] = set()
+FAR = 10.0  # times the usual: what a number beside a model counts for at most, under a rule
 
 
 class Piece(NamedTuple):
@@ -94,6 +96,8 @@ class Stack:
         for upload, weight in zip(whole.uploads, whole.weights, strict=True) if int(count) else ():
             large, small = split({n: tree.take(p, chosen) for n, p in upload.items()})
             mean |= self.combine.together(large, weight[chosen])
+            if not isinstance(self.combine, Gather):  # which hands on what came
+                small = {name: tree.map_(_tame, part) for name, part in small.items()}
             mean |= {name: _mean(part, weight[chosen]) for name, part in small.items()}
         return mean, count
 
@@ -104,6 +108,15 @@ class Stack:
             _TOLD.add(name)
             size = sum(payload_bytes(upload) for upload in whole.uploads)
             log.info("%s needs all %d uploads at once: %.1f MB", name, len(whole.clients), size / 1e6)
+
+
+def _tame(leaf: Tensor) -> Tensor:
+    """[J, ...] no further from 0 than ten times the usual, number by number: a rule does not look at small parts."""
+    if not leaf.is_floating_point():
+        return leaf
+    usual = leaf.abs().sort(0).values[(len(leaf) - 1) // 2]
+    most = FAR * usual.clamp(min=1.0)
+    return torch.maximum(torch.minimum(leaf, most), -most)
 
 
 def _mean(part: Params, weights: Tensor) -> Params:
