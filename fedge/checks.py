@@ -29,6 +29,10 @@ def brief(value: Any, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def finite(name: str, value: Any) -> None:
+    _number(name, value)
+
+
 def positive(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return

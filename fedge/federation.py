@@ -101,7 +101,7 @@ def _as_arrays(clients: Sequence[ArrayLike | Tensor]) -> list[NDArray[Any]]:
     """Turn every client into a one-dimensional, non-empty array of integers."""
     arrays = [_as_array(client) for client in clients]
     if not arrays:
-        raise ValueError("0 clients, at least 1 is needed: give one index array a client")
+        raise ValueError("0 clients, at least 1 is needed: give one index array per client")
     _check_ndim(arrays)
     _check_integers(arrays if all(map(len, arrays)) else [array for array in arrays if len(array)])
     return arrays
@@ -123,7 +123,7 @@ def _check_ndim(arrays: list[NDArray[Any]]) -> None:
     client = next(k for k, array in enumerate(arrays) if array.ndim != 1)
     raise ValueError(
         f"client {client} has indices of shape {arrays[client].shape}, must be one-dimensional: "
-        "give one flat index array a client"
+        "give one flat index array per client"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
-from fedge.checks import at_least_one, choice, nearest, non_negative, positive
+from fedge.checks import at_least_one, choice, finite, nearest, non_negative, positive
 from fedge.metrics import Metric, named
 
 Record = dict[str, Any]
@@ -36,6 +36,11 @@ class Reached:
 
     def __post_init__(self) -> None:
         choice("best", self.best, ("largest", "smallest"))
+        finite("value", self.value)
+        if str(self.metric).endswith("accuracy") and not 0 < self.value <= 1:
+            raise ValueError(
+                f"value is {self.value:g}, it must be above 0 and at most 1: write 0.85 for an accuracy of 85 %"
+            )
 
     def __call__(self, history: Sequence[Record]) -> str:
         _check_metric(self.metric, history)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -25,7 +27,7 @@ from fedge.experiment.override import override
 from fedge.experiment.planning import load_sweep
 from fedge.experiment.sweeps import MOST, read_sweep
 from fedge.report import ReportError
-from fedge.runs.experiments import records
+from fedge.runs.experiments import records, slug
 from fedge.sweep import Runner
 from fedge.sweep.kept import Kept, kept_runs, run_all, state
 
@@ -280,6 +282,48 @@ def test_seeds_that_failed_count_in_no_mean(here: Path) -> None:
     row, under = said.splitlines()[at : at + 2]
     assert row.split()[3] == f"{100 * kept['final_accuracy']:.1f}"
     assert "(1 failed)" in under
+
+
+def test_a_run_that_failed_before_its_first_round_is_a_row(here: Path) -> None:
+    settings = ["--set", "train.cohort={sweep = [3, 99]}", "--set", "train.seeds=[0]", "--set", "algorithm.1.lr=0.1"]
+    code, said = invoke("run", "steps.toml", *settings)
+    assert code == 1
+    rows = fedge.results("runs/steps")
+    lost = [row for row in rows if row["state"] == "failed"]
+    assert sorted((row["train.cohort"], row["algorithm.name"]) for row in lost) == [(99, "fedavg"), (99, "fedova")]
+    assert len(rows) == 4
+    assert all("cohort is 99" in row["failed"] and row["rounds"] == 0 for row in lost)
+    assert {row["final_accuracy"] for row in lost} == {None}
+    assert re.search(r"^fedavg \(?cohort=99\)? +failed", said, re.MULTILINE)
+    assert len(fedge.results("runs/steps", per="round")) == 6
+    code, again = invoke("run", "--resume", "--out", "runs/steps")
+    assert code == 1
+    assert "cohort is 99" in again
+
+
+def test_results_as_a_frame(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pandas, or what stands for it where it is not installed: it is given the rows."""
+    assert invoke("run", "steps.toml", "--no-report")[0] == 0
+    rows = fedge.results("runs/steps")
+    if importlib.util.find_spec("pandas") is None:
+        monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))  # type: ignore[arg-type]
+        assert rows.frame() == ("frame", list(rows))
+    else:
+        frame = rows.frame()
+        assert list(frame.columns) == list(rows[0])
+        assert frame["final_accuracy"].tolist() == [row["final_accuracy"] for row in rows]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ReportError, match=r"frame\(\) needs pandas: pip install pandas"):
+        rows.frame()
+
+
+def test_folders_keep_the_signs_of_numbers() -> None:
+    assert [slug(f"fedavg lr={lr} seed={seed}") for lr, seed in ((1e30, -1), (1e-30, 1), (0.1, 0))] == [
+        "fedavg-lr-1e+30-seed--1",
+        "fedavg-lr-1e-30-seed-1",
+        "fedavg-lr-0.1-seed-0",
+    ]
+    assert slug("C++, a + b = c - 1e-5") == "c-a-b-c-1e-5"
 
 
 def test_an_error_of_any_kind_is_one_runs_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

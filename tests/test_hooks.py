@@ -55,6 +55,15 @@ def test_a_function_of_rounds_cannot_falsify_the_history() -> None:
     assert [one["cohort"] for one in seen] == [one["cohort"] for one in honest.history]
 
 
+@pytest.mark.parametrize("value", [90, 0, -0.5, float("nan")])
+def test_an_accuracy_to_reach_is_a_share(value: float) -> None:
+    with pytest.raises(ValueError, match=r"value is .*, it must be"):
+        fedge.Reached(value)
+    with pytest.raises(ValueError, match=r"value is 85, it must be above 0 and at most 1: write 0\.85 for"):
+        fedge.Reached(85, metric="train_accuracy")
+    assert fedge.Reached(90, metric="test_mae", best="smallest").value == 90
+
+
 def test_a_metric_is_computed_beside_the_others_from_the_same_scores() -> None:
     run = train(2, observe=fedge.Observe(metrics={"top2": top2}, evaluate_train=True))
     expected = float(top2(run.scores(DATA.test_x), DATA.test_y))

@@ -23,7 +23,7 @@ from fedge.report import ReportError, default_target, grouped, read_all, tidy
 from fedge.report.groups import Group
 from fedge.report.series import has_no_accuracy, telling_metrics
 from fedge.report.summary import columns, summary_rows
-from fedge.runs.experiments import EXPERIMENT_FILE, is_run
+from fedge.runs.experiments import EXPERIMENT_FILE, is_tried
 from fedge.sweep import Runner, Stopped
 from fedge.sweep.kept import Kept, State, begin, check_first, kept_runs, missing, state
 from fedge.sweep.processes import LostWorker, Unit
@@ -89,7 +89,7 @@ def sweep_result(job: Plan, console: Console) -> dict[str, Any]:
     goal = _print_table(job.folder, runs, job.sweep.first.target, console)
     for line in _failures(states):
         fail(line, FAILED)
-    folders = [job.folder / run.folder for run in runs if is_run(job.folder / run.folder)]
+    folders = [job.folder / run.folder for run in runs if is_tried(job.folder / run.folder)]
     found = tidy(folders, goal) if folders else []
     return {"name": job.sweep.name, "folder": str(job.folder), "target": goal, "runs": found}
 
@@ -104,9 +104,9 @@ def _failures(states: dict[str, State]) -> Iterator[str]:
 
 
 def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, console: Console) -> float | None:
-    """Means and spreads over seeds, of all runs that have a round; returns the target."""
-    folders = [folder / run.folder for run in runs if is_run(folder / run.folder)]
-    read = [run for run in read_all(folders) if run.rounds] if folders else []
+    """Means and spreads over seeds, of all runs that have a round or failed; returns the target."""
+    folders = [folder / run.folder for run in runs if is_tried(folder / run.folder)]
+    read = [run for run in read_all(folders) if run.rounds or run.failed] if folders else []
     if not read:
         return target
     goal = default_target(read) if target is None or has_no_accuracy(read) else target

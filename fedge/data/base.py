@@ -101,7 +101,7 @@ def _check_lengths(part: str, name: str, x: Tensor, y: Tensor) -> None:
     if x.ndim == 0 or y.ndim == 0:
         raise ValueError(f"{name} and {part}_y need a leading axis of examples, one is 0-d")
     if len(x) != len(y):
-        raise ValueError(f"{name} has {len(x)} examples and {part}_y {len(y)}: give one y an x")
+        raise ValueError(f"{name} has {len(x)} examples and {part}_y {len(y)}: give one y per x")
     if len(x) == 0:
         raise ValueError(f"{name} has 0 examples, at least 1 is needed")
 

@@ -52,7 +52,7 @@ def read_all(paths: Sequence[Path | str]) -> list[RunFolder]:
 
 
 def read(path: Path | str) -> RunFolder:
-    """One run folder; only `rounds.jsonl` has to be there."""
+    """One run folder; only `rounds.jsonl` has to be there, or why there is none: the run failed."""
     folder = Path(path).resolve()
     _check(folder)
     source, config = _toml(folder / "config.toml")
@@ -79,7 +79,7 @@ def _check(folder: Path) -> None:
         raise ReportError(
             f"{folder} is not a folder: expected a run folder that holds rounds.jsonl, as `fedge run` writes it"
         )
-    if not (folder / "rounds.jsonl").is_file():
+    if not (folder / "rounds.jsonl").is_file() and failure(folder) is None:
         raise ReportError(
             f"{folder} holds no rounds.jsonl: expected a run folder as `fedge run` writes it, after its first round"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,17 +28,27 @@ ROUND = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "up_bytes
 Row = dict[str, Any]
 
 
-def results(
-    *folders: Path | str, target: float | None = None, per: Literal["run", "round"] = "run"
-) -> list[dict[str, Any]]:
+class Results(list[Row]):
+    """The rows, a plain list of dicts; `frame()` is the same for pandas."""
+
+    def frame(self) -> Any:
+        """The rows as a pandas.DataFrame, one column per key; pandas has to be installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ReportError("frame() needs pandas: pip install pandas; the rows themselves need nothing") from None
+        return pandas.DataFrame(list(self))
+
+
+def results(*folders: Path | str, target: float | None = None, per: Literal["run", "round"] = "run") -> Results:
     """The runs in these folders as one tidy table: a list of flat dicts with the same keys.
 
-    >>> import pandas  # doctest: +SKIP
-    >>> frame = pandas.DataFrame(fedge.results("runs/steps"))  # doctest: +SKIP
+    >>> frame = fedge.results("runs/steps").frame()  # of pandas, if it is installed  # doctest: +SKIP
     >>> frame.groupby("algorithm.lr")["final_accuracy"].agg(["mean", "std"])  # doctest: +SKIP
 
-    A folder is a run's, or holds runs. Columns: `folder`, `label`, `state` (done, failed, unfinished), every field of
-    the configuration in which the runs differ (`algorithm.lr`, `train.seed`), and what came of them, your own metrics
+    A folder is a run's, or holds runs; one that failed before its first round is a row too. Columns:
+    `folder`, `label`, `state` (done, failed, unfinished), every field of the configuration in which the runs
+    differ (`algorithm.lr`, `train.seed`), and what came of them, your own metrics
     among it (`final_f1`). With a `target` accuracy, that of the experiment file unless another is given, there are also
     `rounds_to_target` and `megabytes_to_target` (None: not reached). `per="round"` has a row per round instead, with
     accuracy, loss, metrics, bytes and seconds of that round and `megabytes` up to it.
@@ -50,11 +61,11 @@ def results(
         check_target(target)
     found: list[Path] = []
     for folder in folders:
-        inside = run_folders(Path(folder))
+        inside = run_folders(Path(folder), tried=True)
         if not inside:
             raise ReportError(f"{folder} holds no run: name a folder that `fedge run` or `fedge.train` wrote")
         found += inside
-    return tidy(found, target) if per == "run" else rounds(found)
+    return Results(tidy(found, target) if per == "run" else rounds(found))
 
 
 def tidy(folders: Sequence[Path], target: float | None) -> list[Row]:

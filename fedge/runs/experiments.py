@@ -15,6 +15,7 @@ from fedge.runs.lines import parse
 
 EXPERIMENT_FILE = "experiment.toml"
 FAILURE_FILE = "failure.json"
+SIGNS = re.compile(r"(?P<plus>(?<=\de)\+(?=\d))|(?P<minus>\s*=\s*-(?=[\d.]))|[^\w.]+")
 
 
 def slug(text: str) -> str:
@@ -22,20 +23,36 @@ def slug(text: str) -> str:
 
     >>> slug("Data sharing, beta = 0.1")
     'data-sharing-beta-0.1'
+    >>> slug("lr=1e+30 seed=-1")
+    'lr-1e+30-seed--1'
     """
     text = unicodedata.normalize("NFKC", text).lower()
-    return re.sub(r"[^\w.]+", "-", text).strip("-._")
+    return SIGNS.sub(_between, text).strip("-._")
+
+
+def _between(found: re.Match[str]) -> str:
+    """A hyphen for what stands between words; the sign of a number after = or of its exponent stays."""
+    return found["plus"] or ("--" if found["minus"] else "-")
 
 
 def is_run(folder: Path) -> bool:
     return (folder / "rounds.jsonl").is_file() or (folder / "checkpoint.pt").is_file()
 
 
-def run_folders(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, else those in it: oldest first, the order in which they were started."""
-    if is_run(folder):
+def is_tried(folder: Path) -> bool:
+    """Whether it is a run's, or that of one which failed before it had anything to keep."""
+    return is_run(folder) or failure(folder) is not None
+
+
+def run_folders(folder: Path, tried: bool = False) -> list[Path]:
+    """The folder itself if it is a run's, else those in it: oldest first, the order in which they were started.
+
+    With `tried`, also those of runs that failed before their first round.
+    """
+    is_one = is_tried if tried else is_run
+    if is_one(folder):
         return [folder]
-    found = [one for one in folder.iterdir() if is_run(one)] if folder.is_dir() else []
+    found = [one for one in folder.iterdir() if is_one(one)] if folder.is_dir() else []
     return sorted(found, key=lambda one: (_born(one), one.name))
 
 

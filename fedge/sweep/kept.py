@@ -165,6 +165,8 @@ def _failed(run: Kept, folder: Path, error: Exception) -> Line:
     words = " ".join(str(error).split())
     why = words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
     note_failure(folder, why)
+    if not (folder / "config.toml").exists():  # it failed before it began: its row in the results says what it was
+        write_file(folder / "config.toml", toml.dump(run.config))
     return {"label": run.title, "rounds": len(records(folder)), "failed": why}
 
 
