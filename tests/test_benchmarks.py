@@ -194,7 +194,7 @@ def test_attacks(smaller: Smaller, tmp_path: Path) -> None:
     smaller(attacks_page, RESULTS=tmp_path, PAGE=copied(attacks_page.PAGE, tmp_path), PROBLEMS=("digits",), **some)
     smaller.run(attacks.main, "digits", "--set", "train.rounds=1")
     found = attacks_page.lines("digits")
-    assert len(found) == 3 * 2 * (1 + 2 * 2)  # algorithms, rules, honest or two attacks by two shares
+    assert len(found) == 4 * 2 * (1 + 2 * 2)  # algorithms, rules, honest or two attacks by two shares
     smaller.run(attacks.main, "digits", "--set", "train.rounds=1")
     assert attacks_page.lines("digits") == found, "nothing is done twice"
     smaller.run(attacks.main)

@@ -19,6 +19,8 @@ class Gather(Combine):
     For rules that need single uploads, such as q-FedAvg's; not to keep a record of clients. Needs all uploads at once.
     """
 
+    gathers: ClassVar[bool] = True
+
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
         return coordinates(lambda leaf: _mean(leaf, weights), uploads)
 

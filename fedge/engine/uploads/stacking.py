@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.combine import Gather
 from fedge.core import Combine, Params, Payload, Reply, Uploads
 from fedge.engine.uploads.coding import split
 from fedge.engine.uploads.streaming import mean_type
@@ -96,7 +95,7 @@ class Stack:
         for upload, weight in zip(whole.uploads, whole.weights, strict=True) if int(count) else ():
             large, small = split({n: tree.take(p, chosen) for n, p in upload.items()})
             mean |= self.combine.together(large, weight[chosen])
-            if not isinstance(self.combine, Gather):  # which hands on what came
+            if not self.combine.gathers:
                 small = {name: tree.map_(_tame, part) for name, part in small.items()}
             mean |= {name: _mean(part, weight[chosen]) for name, part in small.items()}
         return mean, count
