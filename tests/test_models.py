@@ -182,3 +182,17 @@ def test_hidden_layers_may_be_none_or_several() -> None:
 def test_bad_widths_are_refused(call: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_vgg_can_have_simonyan_s_dropout() -> None:
+    plain, dropping = vgg11(seed=0), vgg11(seed=0, dropout=0.5)
+    names = [name for name, part in dropping.named_children() if isinstance(part, torch.nn.Dropout)]
+    assert names == ["drop1", "drop2"]
+    for (name, one), (other, two) in zip(plain.named_parameters(), dropping.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(one, two)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(plain(images), dropping.eval()(images))
+    assert not torch.equal(plain(images), dropping.train()(images))
+    with pytest.raises(ValueError, match=r"dropout is 1\.0, it must be at least 0 and below 1"):
+        vgg11(dropout=1.0)

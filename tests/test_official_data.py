@@ -253,3 +253,22 @@ def test_impossible_validation_parts_are_refused() -> None:
     numbers = fedge.data.from_arrays([[0.0]] * 4, [0.1] * 4, [[0.0]], [0.1])
     halves = hold_out(numbers, 0.5)
     assert (len(halves.train_y), len(halves.test_y)) == (2, 2), "of a regression, a share of all examples"
+
+
+def test_standardised_inputs_have_mean_0_and_deviation_1_per_channel_of_the_training_set() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(50, 3, 4, 4, generator=generator) * torch.tensor([1.0, 5.0, 0.0]).view(3, 1, 1) + 2
+    y = torch.arange(50) % 2
+    data = fedge.data.standardise(fedge.data.Data(x, y, x[:10] + 1, y[:10], 2))
+    mean, deviation = x.double().mean((0, 2, 3)), x.double().std((0, 2, 3), correction=0)
+    wanted = (x[:10].double() + 1 - mean.view(3, 1, 1)) / torch.where(deviation > 0, deviation, 1.0).view(3, 1, 1)
+    torch.testing.assert_close(data.test_x, wanted.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(data.train_x.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]))
+    tokens = fedge.data.Data({"t": torch.arange(8).view(4, 2)}, y[:4], {"t": torch.arange(4).view(2, 2)}, y[:2], 2)
+    assert torch.equal(fedge.data.standardise(tokens).train_x["t"], torch.arange(8).view(4, 2))
+
+
+def test_standardised_is_a_field_of_the_data_table() -> None:
+    plain, scaled = fedge.data.load("digits"), fedge.data.load("digits", validation=0.2, standardised=True)
+    assert len(scaled.test_y) == 287
+    assert abs(scaled.train_x.mean()) < 1e-5 < plain.train_x.mean()

@@ -5,6 +5,7 @@ from fedge.data.base import Data
 from fedge.data.catalogue import load
 from fedge.data.errors import DataError
 from fedge.data.padding import pad
+from fedge.data.scale import standardise
 from fedge.data.split import hold_out
 
-__all__ = ["Data", "DataError", "from_arrays", "from_datasets", "hold_out", "load", "pad"]
+__all__ = ["Data", "DataError", "from_arrays", "from_datasets", "hold_out", "load", "pad", "standardise"]

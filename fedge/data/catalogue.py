@@ -12,6 +12,7 @@ from fedge.data import cifar10, fashion_mnist, speech_commands
 from fedge.data.base import Data
 from fedge.data.digits import load_digits
 from fedge.data.files import Remote
+from fedge.data.scale import standardise
 from fedge.data.split import hold_out
 
 
@@ -66,11 +67,11 @@ def entry(name: str) -> Entry:
     return LOADERS[name]
 
 
-def load(name: str, path: str | None = None, validation: float = 0.0) -> Data:
+def load(name: str, path: str | None = None, validation: float = 0.0, standardised: bool = False) -> Data:
     """Load a data set by its name, from a local copy at `path` or from the usual places.
 
     With `validation` that share of the training set is held out, class by class, and takes the place of the test set:
-    for choosing hyper-parameters.
+    for choosing hyper-parameters. `standardised` puts every channel on mean 0 and deviation 1 (`standardise`).
 
     >>> load("digits").classes
     10
@@ -80,4 +81,5 @@ def load(name: str, path: str | None = None, validation: float = 0.0) -> Data:
         raise ValueError(f"path is {str(path)!r}, but {name} is part of the library: leave it out")
     options: dict[str, Any] = {} if one.find is None else {"path": path}
     data = one.load(**options)
-    return hold_out(data, validation) if validation else data
+    data = hold_out(data, validation) if validation else data
+    return standardise(data) if standardised else data
