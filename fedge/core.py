@@ -148,6 +148,7 @@ class Combine:
     streams: ClassVar[bool] = False
     bounds: ClassVar[bool] = False  # limits every client by itself: its uploads are not compared with the others'
     gathers: ClassVar[bool] = False  # hands on what came: small parts are not bounded
+    limits: ClassVar[bool] = False  # of one that streams: small parts are bounded all the same
 
     def each(self, uploads: Payload) -> Payload:
         """Every upload for itself, [J, ...] -> [J, ...]."""

@@ -17,7 +17,7 @@ from fedge.bench.check import algorithms, problem
 from fedge.core import Algorithm
 from fedge.engine import Group, Ranks, Simulator, joined
 from tests.cases import algorithms as toy_algorithms
-from tests.cases import ragged, toy_data, toy_model
+from tests.cases import ragged, toy_data, toy_model, wide
 from tests.test_inputs import Both, both
 from tests.test_problems import LISTS
 
@@ -45,6 +45,8 @@ def cases() -> dict[str, tuple[Algorithm[Any], fedge.Federation, dict[str, Any]]
         fedge.Federation(both(named=True, regression=True), LISTS),
         SETTINGS | {"cohort": 3},
     )
+    nova = fedge.FedNova(wide().model, lr=0.05, epochs=1, batch_size=4)
+    found["clipped fednova"] = (fedge.Robust(nova, fedge.ClippedMean(0.5)), ragged(toy_data()), SETTINGS)
     found["bad clients"] = (fedge.FedAvg(toy_model(), lr=0.2, batch_size=4), spoilt(), SETTINGS | {"cohort": None})
     return found
 

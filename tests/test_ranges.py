@@ -140,7 +140,7 @@ def test_skipped_rounds_name_their_own_drops_once() -> None:
         assert [drop["client"] for drop in record["dropped"]] == ([LIAR] if "skipped" in record else [])
 
 
-@pytest.mark.parametrize("rule", [fedge.BoundedMean(), fedge.Median(), fedge.Krum(1, 3)])
+@pytest.mark.parametrize("rule", [fedge.BoundedMean(), fedge.Median(), fedge.Krum(1, 3), fedge.ClippedMean(3.0)])
 def test_a_robust_rule_also_limits_the_numbers_beside_a_model(rule: fedge.core.Combine) -> None:
     """FedNova's step is as long as the mean of what clients say of their steps, below the limit of a plain mean."""
     inner = fedge.FedNova(wide().model, lr=0.05, epochs=1, batch_size=4)

@@ -19,6 +19,7 @@ class ClippedMean(Combine):
 
     limit: float = 1.0
     streams: ClassVar[bool] = True
+    limits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive("limit", self.limit)

@@ -149,6 +149,8 @@ class Device:
         at, answers = At(*head["at"]), {}
         for round, phase, row in head.get("void", []):
             worker.memory.void(At(at.seed, round, phase), [(worker.client, row)])
+        if "void_since" in head:
+            worker.memory.abandon_since(head["void_since"])
         worker.memory.begin(at)
         for name, (tasks, reuse) in head["asks"].items():
             sent: dict[int, Payload] = wire.decode(blobs[name])

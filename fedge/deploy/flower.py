@@ -77,6 +77,7 @@ class FlowerLink(MessageLink):
         self._owed: set[int] = set()  # clients that have to be sent the shared examples (again)
         self._run = uuid4().hex  # nodes forget what they remember of another run
         self._void: dict[int, list[list[int]]] = {}  # client -> (round, phase, row) of uploads that did not count
+        self._since: dict[int, int] = {}  # client -> the round from which on none of its uploads counted
         runtime = plain_runtime(algorithm, federation)
         self.pool = Population(federation, runtime.dtype, runtime.device)  # what the server knows of its clients
         directory = Directory(federation.clients, self.pool.rows_of, self._sizes)
@@ -162,9 +163,17 @@ class FlowerLink(MessageLink):
         blobs = {str(position): blob for position, blob in parts.items()}
         if client in self._owed:
             blobs["shared"] = self._portion(client)
-        head = {"at": list(at), "label": self.label, "run": self._run, "shared": self._shared[0], "asks": wanted}
+        head: dict[str, Any] = {
+            "at": list(at),
+            "label": self.label,
+            "run": self._run,
+            "shared": self._shared[0],
+            "asks": wanted,
+        }
         if client in self._void:
             head["void"] = self._void[client]
+        if client in self._since:
+            head["void_since"] = self._since[client]
         return pack(head, blobs)
 
     def settings(self) -> dict[str, Any]:
@@ -176,15 +185,22 @@ class FlowerLink(MessageLink):
 
     def begin(self, rows: Iterable[Row]) -> None:
         super().begin(rows)
-        self._void = {}
+        self._void, self._since = {}, {}
 
     def memory_bytes(self) -> int | None:
         return None
 
     def void(self, at: At, jobs: list[Job]) -> None:
-        """Clients are told with their next message; until then nothing of the round is final for them."""
+        """Clients are told with their next message; until then nothing of the round is final for them.
+
+        One that has not heard of an earlier round yet has given no good answer since: then one number says it all.
+        """
         for client, row in jobs:
-            self._void.setdefault(client, []).append([at.round, at.phase, row])
+            known, one = self._void.setdefault(client, []), [at.round, at.phase, row]
+            if known and known[0][0] != at.round:
+                self._since.setdefault(client, at.round)
+            elif one not in known:
+                known.append(one)
 
     def _opened(self, client: int, node: int, letter: Letter, wanted: Iterable[int] = ()) -> Mail:
         if letter.content is None:
@@ -205,6 +221,7 @@ class FlowerLink(MessageLink):
         else:
             self._owed.discard(client)
             self._void.pop(client, None)
+            self._since.pop(client, None)
         return Mail(parts, lost, letter.down, letter.up)
 
     def share(self, at: At, wanted: Share) -> Examples:

@@ -467,6 +467,43 @@ def test_a_node_forgets_what_it_remembers_of_another_run() -> None:
     assert later.memory.knows("mine", [(0, 0)]) == [False]
 
 
+def test_what_a_node_that_always_fails_is_told_does_not_grow() -> None:
+    """Of every bad round the next message had to say that it does not count."""
+    algorithm = algorithms()["scaffold"]
+    yard = Yard(client_app(algorithm, load))
+    link = link_to(yard, algorithm)
+    yard.faults[102] = replaced(lambda head: pack({"client": 2, "seconds": {}, "error": "no"}))
+    trained(link, algorithm, rounds=2)
+    few = len(str(unpack(yard.sent[-1].content)[0]))
+    fedge.train(algorithm, FEDERATION, rounds=30, seed=3, link=link)
+    told = [unpack(m.content)[0] for m in yard.sent if m.metadata.dst_node_id == 102]
+    assert len(str(told[-1])) < few + 100
+    assert told[-1]["void"] == [[1, 0, 0]]
+    assert told[-1]["void_since"] == 2
+
+
+def test_a_node_forgets_all_that_did_not_count_since_it_was_last_heard() -> None:
+    """Rounds 2 and 3 do not reach the server: in round 4 the node works as if it had not worked in them."""
+    algorithm = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=1, batch_size=4, clients=CLIENTS)
+    yard = Yard(client_app(algorithm, load))
+    link, works = link_to(yard, algorithm), itertools.count(1)
+
+    def fault(reply: Message) -> Message:
+        bad = "seconds" in unpack(reply.content)[0] and next(works) in (2, 3)
+        return replaced(lambda head: pack({"client": 2, "error": "no"}))(reply) if bad else reply
+
+    yard.faults[102] = fault
+    run = fedge.train(algorithm, FEDERATION, rounds=5, seed=3, link=link)
+
+    class Deaf(Loopback):
+        def client(self, client, at, ask, request):
+            answer = super().client(client, at, ask, request)
+            return b"" if client == 2 and at.round in (2, 3) else answer
+
+    wanted = fedge.train(algorithm, FEDERATION, rounds=5, seed=3, link=Deaf(algorithm, FEDERATION))
+    assert close(run.params, wanted.params) == 0
+
+
 def test_who_a_node_is_must_be_clear() -> None:
     said: list[str] = []
     yard = Yard(client_app(ALGORITHM, load), [0, 1, 1, 9, None, -1, True])

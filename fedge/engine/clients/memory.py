@@ -103,6 +103,10 @@ class ClientMemory:
         """What was written in this round is forgotten."""
         self._keep_only([one for one in self.written if one.at.round != round])
 
+    def abandon_since(self, round: int) -> None:
+        """What was written in this round and later is forgotten."""
+        self._keep_only([one for one in self.written if one.at.round < round])
+
     def _keep(self, one: Written) -> None:
         for name, part in one.parts.items():
             self.tables.setdefault(name, Table(self.device)).put(one.jobs, part)

@@ -19,10 +19,11 @@ from fedge.engine.links.base_link import BaseLink, Replies, begins_anew
 from fedge.engine.ranks.process_group import Group, Processes, RankError
 from fedge.engine.simulator import Simulator
 from fedge.engine.uploads import checks
+from fedge.engine.uploads.beside import Few, mean_type
 from fedge.engine.uploads.coding import split
 from fedge.engine.uploads.intake import Total, new_total
 from fedge.engine.uploads.stacking import Stack
-from fedge.engine.uploads.streaming import Sums, mean_type, sum_type
+from fedge.engine.uploads.streaming import Sums, sum_type
 from fedge.federation import Federation
 from fedge.ledger import Ledger, Row
 
@@ -206,7 +207,9 @@ class Ranks(BaseLink):
         found: list[Total] = []
         for part, one in zip(parts, done, strict=True):
             if isinstance(one.total, Sums):
-                found.append(rest.sums(part.ask.combine, one.total.rows, part.like))
+                whole = rest.sums(part.ask.combine, one.total.rows, part.like)
+                whole.few = self._all_few(one.total) if part.ask.combine.limits else []
+                found.append(whole)
             else:
                 found.append(self._all_uploads(one.total))
         return [Done(whole, gone, int(size)) for whole, gone, size in zip(found, drops, up, strict=True)]
@@ -217,6 +220,11 @@ class Ranks(BaseLink):
         whole = Stack(stack.combine, stack.rows)
         whole.pieces = [piece.to(self.runtime.device) for rank in everybody for piece in rank]
         return whole
+
+    def _all_few(self, sums: Sums) -> list[Few]:
+        """The small parts of all ranks' uploads, on every rank."""
+        everybody = self.group.gather([few.to(CPU) for few in sums.few])
+        return [few.to(self.runtime.device) for rank in everybody for few in rank]
 
     def _all_dropped(self, done: list[Done]) -> list[list[Drop]]:
         everybody = self.group.gather([one.dropped for one in done])
@@ -236,7 +244,8 @@ def _combined(combine: Combine, like: Payload) -> Payload:
     if not combine.streams:
         return like
     large, small = split({part: tree.map_(lambda leaf: leaf[None], leaves) for part, leaves in like.items()})
-    return {part: tree.take(leaves, 0) for part, leaves in {**combine.each(large), **small}.items()}
+    summed = {**combine.each(large), **({} if combine.limits else small)}
+    return {part: tree.take(leaves, 0) for part, leaves in summed.items()}
 
 
 def _on(device: torch.device, memory: dict[str, Any]) -> dict[str, Any]:

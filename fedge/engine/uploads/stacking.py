@@ -10,13 +10,12 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.core import Combine, Params, Payload, Reply, Uploads
+from fedge.engine.uploads import beside
 from fedge.engine.uploads.coding import split
-from fedge.engine.uploads.streaming import mean_type
 from fedge.ledger import payload_bytes
 
 log = logging.getLogger("fedge")
 _TOLD: set[str] = set()
-FAR = 10.0  # times the usual: what a number beside a model counts for at most, under a rule
 
 
 class Piece(NamedTuple):
@@ -96,8 +95,8 @@ class Stack:
             large, small = split({n: tree.take(p, chosen) for n, p in upload.items()})
             mean |= self.combine.together(large, weight[chosen])
             if not self.combine.gathers:
-                small = {name: tree.map_(_tame, part) for name, part in small.items()}
-            mean |= {name: _mean(part, weight[chosen]) for name, part in small.items()}
+                small = {name: tree.map_(beside.bounded, part) for name, part in small.items()}
+            mean |= {name: beside.mean(part, weight[chosen]) for name, part in small.items()}
         return mean, count
 
     def _tell(self, whole: Piece) -> None:
@@ -107,20 +106,6 @@ class Stack:
             _TOLD.add(name)
             size = sum(payload_bytes(upload) for upload in whole.uploads)
             log.info("%s needs all %d uploads at once: %.1f MB", name, len(whole.clients), size / 1e6)
-
-
-def _tame(leaf: Tensor) -> Tensor:
-    """[J, ...] no further from 0 than ten times the usual, number by number: a rule does not look at small parts."""
-    if not leaf.is_floating_point():
-        return leaf
-    usual = leaf.abs().sort(0).values[(len(leaf) - 1) // 2]
-    most = FAR * usual.clamp(min=1.0)
-    return torch.maximum(torch.minimum(leaf, most), -most)
-
-
-def _mean(part: Params, weights: Tensor) -> Params:
-    share = weights.double() / weights.double().sum()
-    return tree.map_(lambda leaf: torch.tensordot(share, leaf.double(), dims=1).to(mean_type(leaf)), part)
 
 
 def _joined(parts: list[Params], order: Tensor) -> Params:

@@ -1,4 +1,4 @@
-"""Uploads that are merged as they come, for rules that stream: sums by row, and nothing else is kept."""
+"""Uploads that are merged as they come, for rules that stream: sums by row; nothing else of the model is kept."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import torch
 from torch import Tensor
 
 from fedge.core import Combine, Params, Payload, Reply
+from fedge.engine.uploads.beside import Few, bounded_means, mean_type
 from fedge.engine.uploads.coding import split
 
 
 class Part(NamedTuple):
-    """Weighted sums over some jobs, by part; the weights; how many jobs: [] or, with rows, [rows]."""
+    """Weighted sums over some jobs, by part; the weights; how many jobs: [] or, with rows, [rows].
+
+    Small parts under a rule that limits them are there as they came.
+    """
 
     sums: dict[str, Params]
     totals: dict[str, Tensor]
     clients: Tensor
+    few: list[Few]
 
     def finite(self) -> Tensor:
         """True only if every upload in it is finite: with positive weights, no sum hides a NaN or an infinity."""
-        ends = [leaf.sum() for leaves in self.sums.values() for leaf in leaves.values() if leaf.is_floating_point()]
+        parts = [*self.sums.values(), *(part for few in self.few for part in few.parts.values())]
+        ends = [leaf.sum() for leaves in parts for leaf in leaves.values() if leaf.is_floating_point()]
         return torch.isfinite(torch.stack(ends).sum() if ends else self.clients)
 
 
@@ -33,6 +39,7 @@ class Sums:
         self.types: dict[str, dict[str, torch.dtype]] = {}  # of the uploads
         self.weights: dict[str, Tensor] = {}
         self.clients: Tensor | None = None
+        self.few: list[Few] = []
 
     def part(self, uploads: list[Payload], weights: list[Tensor], rows: Tensor) -> Part:
         """The sums of these jobs alone: what `merge` takes, and a quick look at whether all of them are finite.
@@ -41,17 +48,22 @@ class Sums:
         """
         sums: dict[str, Params] = {}
         totals: dict[str, Tensor] = {}
+        few: list[Few] = []
         for upload, weight in zip(uploads, weights, strict=True):
             total = self._by_row(weight.double(), rows)
             large, small = split(upload)
+            if self.combine.limits and small:
+                few.append(Few(small, weight, rows))
+                small = {}
             for part, leaves in {**self.combine.each(large), **small}.items():
                 self.types[part] = {name: mean_type(leaf) for name, leaf in leaves.items()}
                 sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
                 totals[part] = total
-        return Part(sums, totals, self._count(weights[0], rows))
+        return Part(sums, totals, self._count(weights[0], rows), few)
 
     def merge(self, part: Part) -> None:
         self.clients = part.clients if self.clients is None else self.clients + part.clients
+        self.few += part.few
         for name, leaves in part.sums.items():
             if name not in self.sums:
                 self.sums[name], self.weights[name] = leaves, part.totals[name]
@@ -89,17 +101,12 @@ class Sums:
             safe = torch.where(self.weights[part] > 0, self.weights[part], 1.0)
             kinds = self.types[part]
             mean[part] = {name: (leaf / _beside(safe, leaf)).to(kinds[name]) for name, leaf in sums.items()}
-        return Reply(mean, self.clients.long())
+        return Reply({**mean, **bounded_means(self.few, self.rows)}, self.clients.long())
 
 
 def sum_type(leaf: Tensor) -> torch.dtype:
     """What uploads of this type are added up in: at least fp32, whose range no sum of half precision leaves."""
     return torch.float64 if leaf.dtype == torch.float64 else torch.float32
-
-
-def mean_type(leaf: Tensor) -> torch.dtype:
-    """The type of the mean of such uploads."""
-    return leaf.dtype if leaf.is_floating_point() else torch.float32
 
 
 def _beside(weight: Tensor, leaf: Tensor) -> Tensor:

@@ -1,0 +1,67 @@
+"""Numbers beside a model under a robust rule, which does not look at them: bounded one by one, then averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedge import tree
+from fedge.core import Params, Payload
+
+FAR = 10.0  # times the usual: what a number beside a model counts for at most, under a rule
+
+
+class Few(NamedTuple):
+    """The small parts of some jobs of one task, [J, ...], their weights and row positions, [J]."""
+
+    parts: Payload
+    weights: Tensor
+    positions: Tensor
+
+    def to(self, device: torch.device) -> Few:
+        parts = {n: tree.map_(lambda leaf: leaf.to(device), p) for n, p in self.parts.items()}
+        return Few(parts, self.weights.to(device), self.positions.to(device))
+
+
+def mean_type(leaf: Tensor) -> torch.dtype:
+    """The type of the mean of such uploads."""
+    return leaf.dtype if leaf.is_floating_point() else torch.float32
+
+
+def bounded(leaf: Tensor) -> Tensor:
+    """[J, ...] no further from 0 than ten times the usual, number by number: a rule does not look at small parts."""
+    if not leaf.is_floating_point():
+        return leaf
+    usual = leaf.abs().sort(0).values[(len(leaf) - 1) // 2]
+    most = FAR * usual.clamp(min=1.0)
+    return torch.maximum(torch.minimum(leaf, most), -most)
+
+
+def mean(part: Params, weights: Tensor) -> Params:
+    share = weights.double() / weights.double().sum()
+    return tree.map_(lambda leaf: torch.tensordot(share, leaf.double(), dims=1).to(mean_type(leaf)), part)
+
+
+def bounded_means(some: Sequence[Few], rows: int | None) -> Payload:
+    """The means of all jobs' small parts, by row if there are any; a row that nobody answered holds zeros."""
+    found: Payload = {}
+    for name in dict.fromkeys(name for few in some for name in few.parts):
+        mine = [few for few in some if name in few.parts]
+        part = {key: torch.cat([few.parts[name][key] for few in mine]) for key in mine[0].parts[name]}
+        weights = torch.cat([few.weights for few in mine])
+        positions = torch.cat([few.positions for few in mine])
+        if rows is None:
+            found[name] = mean(tree.map_(bounded, part), weights)
+            continue
+        chosen = [positions == row for row in range(rows)]
+        empty = tree.map_(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=mean_type(leaf)), part)
+        found[name] = tree.stack(
+            [
+                mean(tree.map_(bounded, tree.take(part, one)), weights[one]) if bool(one.any()) else empty
+                for one in chosen
+            ]
+        )
+    return found
