@@ -24,13 +24,14 @@ class WandB(Tracker):
             raise missing("wandb", "logging to Weights & Biases") from error
         own = Path(folder).resolve()
         own.mkdir(parents=True, exist_ok=True)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or own.parent.name,
             name=title,
             id=f"fedge-{zlib.crc32(str(own).encode()):08x}",
             dir=str(own),
             config=plain(config or {}),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             resume="allow" if os.environ.get("WANDB_MODE") == "online" else None,
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
