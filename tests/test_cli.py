@@ -165,7 +165,6 @@ def test_without_a_target_it_is_the_one_of_the_report() -> None:
 
 
 def test_tensorboard_logs_every_run(here: Path) -> None:
-    pytest.importorskip("tensorboard")
     result = run("--tensorboard", "--set", "train.rounds=1")
     assert result.exit_code == 0, result.output
     assert "tensorboard --logdir runs/small" in result.stdout
