@@ -156,6 +156,27 @@ def test_events_are_those_of_a_plain_loop(name: str, cohort: int, stay: float | 
     assert found.state["events"]["versions"] == plain.versions
 
 
+def test_the_mean_of_late_rounds_is_that_of_a_plain_loop(tmp_path: Path) -> None:
+    """m_t = m_{t-1} + (w_t - m_{t-1}) / min(t, window) over the models at the ends of rounds; training is untouched."""
+    build = ALGORITHMS["fedbuff_fedova"]
+    alone, plain = run(build(), rounds=5), Plain(build(), 3)
+    means = [dict(model) for model in plain.models]
+    for t in range(1, 6):
+        for _ in range(3):
+            plain.event()
+        for mean, now in zip(means, plain.models, strict=True):
+            mean.update({name: leaf + (now[name] - leaf) / min(t, 2) for name, leaf in mean.items()})
+    observe = fedge.Observe(checkpoint_every=1)
+    found = run(fedge.Averaged(build(), window=2), rounds=5)
+    for row, mean in enumerate(means):
+        assert close({n: leaf[row] for n, leaf in found.params.items()}, mean) < 1e-11
+    assert close(found.params, alone.params) > 1e-6
+    assert [r["virtual_seconds"] for r in found.history] == [r["virtual_seconds"] for r in alone.history]
+    run(fedge.Averaged(build(), window=2), rounds=3, out=tmp_path / "a", observe=observe)
+    again = run(fedge.Averaged(build(), window=2), rounds=5, out=tmp_path / "a", observe=observe, resume=True)
+    assert close(found.params, again.params) == 0
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_how_it_is_computed_does_not_matter(name: str) -> None:
     whole = run(ALGORITHMS[name](), cohort=5)

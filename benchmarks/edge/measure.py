@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import fedge
-from fedge.algorithms.asynchronous import Asynchronous
+from fedge.algorithms.asynchronous import Late
 from fedge.core import Algorithm
 from fedge.edge import Clock, Profiles
 from fedge.edge.clock import Spent
@@ -86,6 +86,8 @@ def one_by_one(problem: Problem, model: Callable[[int], torch.nn.Module], settin
     return fedge.FedBuff(fedova(problem, model, {**setting, "server_lr": 1 / problem.buffer}), buffer=1, staleness=0.0)
 
 
+WINDOW = 10  # rounds of the late mean
+
 METHODS: dict[str, Build] = {
     "FedAvg": lambda p, model: fedge.FedAvg(model(10), **_local(p), **p.fedavg),
     "Fisher L-BFGS": lambda p, model: fedge.FisherLBFGS(model(10), **_local(p), **p.lbfgs),
@@ -95,14 +97,19 @@ METHODS: dict[str, Build] = {
     "asynchronous FedOVA": lambda p, model: one_by_one(p, model, p.fedova),
     "asynchronous FedOVA, buffers of 4": lambda p, model: fedge.FedBuff(fedova(p, model, p.fedova), buffer=p.buffer),
     "asynchronous FedOVA, FedAsync": lambda p, model: fedge.FedAsync(fedova(p, model, p.fedova)),
+    "FedOVA, late mean": lambda p, model: fedge.Averaged(fedova(p, model, p.fedova), WINDOW),
+    "asynchronous FedOVA, buffers of 4, late mean": lambda p, model: fedge.Averaged(
+        fedge.FedBuff(fedova(p, model, p.fedova), buffer=p.buffer), WINDOW
+    ),
     "asynchronous FedOVA + spectral": lambda p, model: fedge.FedBuff(fedova(p, model, p.spectral), buffer=p.buffer),
 }
 EVERYWHERE = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA + spectral", "FedBuff", "asynchronous FedOVA")
 OVA = ("FedOVA", "asynchronous FedOVA", "asynchronous FedOVA, buffers of 4", "asynchronous FedOVA, FedAsync")
 SPECTRAL_OVA = ("FedOVA + spectral", "asynchronous FedOVA + spectral")
-UNEVEN = ("FedAvg", "FedBuff", *OVA, *SPECTRAL_OVA)
-WAITS = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA + spectral")
-FIRST = ("FedOVA", "asynchronous FedOVA", *SPECTRAL_OVA)  # on LTE phones with a ten-fold spread
+LATE = ("FedOVA, late mean", "asynchronous FedOVA, buffers of 4, late mean")
+UNEVEN = ("FedAvg", "FedBuff", *OVA, *LATE, *SPECTRAL_OVA)
+WAITS = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA, late mean", "FedOVA + spectral")
+FIRST = ("FedOVA", "asynchronous FedOVA", *LATE, *SPECTRAL_OVA)  # on LTE phones with a ten-fold spread
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ def run(
     algorithm = METHODS[entry.method](problem, model)
     begin = time.perf_counter()
     link: BaseLink = Clock(engine.link(algorithm, federation), federation, FLEETS[entry.fleet])
-    others = [] if isinstance(algorithm, Asynchronous) else [name for name in FLEETS if name != entry.fleet]
+    others = [] if Late.of(algorithm) else [name for name in FLEETS if name != entry.fleet]
     found = fedge.train(
         algorithm,
         federation,

@@ -9,6 +9,11 @@ from typing import Any
 from benchmarks.edge.measure import EVEN, EVERYWHERE, PROBLEMS, TENFOLD, UNEVEN, WAITS, lines
 
 PAGE = Path(__file__).parents[2] / "docs/edge.md"
+WAITING = {  # what a method is compared with, if not with FedOVA
+    "FedBuff": "FedAvg",
+    "asynchronous FedOVA, buffers of 4, late mean": "FedOVA, late mean",
+    "asynchronous FedOVA + spectral": "FedOVA + spectral",
+}
 TITLES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "key words"}
 
 
@@ -93,8 +98,7 @@ def asynchronous() -> str:
 def _saved(problem: str, method: str) -> list[str]:
     """On every uneven fleet: seconds to the target, their share of those of the method that waits with the same seeds,
     and per round."""
-    waits = {"FedBuff": "FedAvg", "asynchronous FedOVA + spectral": "FedOVA + spectral"}.get(method, "FedOVA")
-    waits = "" if method in WAITS else waits
+    waits = "" if method in WAITS else WAITING.get(method, "FedOVA")
     cells = []
     for fleet in TENFOLD:
         some = found(problem, fleet, method)

@@ -4,14 +4,14 @@ FedBuff: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregatio
 FedAsync: Xie, Koyejo and Gupta, Asynchronous Federated Optimization, OPT 2020.
 
 Around FedOVA every class has a version and a buffer of its own: a class moves when its own buffer is full, so common
-classes do not wait for rare ones.
+classes do not wait for rare ones. `Averaged` around it judges the mean of its late rounds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedge import tree
 from fedge.algorithms import server
+from fedge.algorithms.averaged import Averaged
 from fedge.algorithms.fedavg import FedAvg
 from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.optimisers import SGD
@@ -155,6 +156,28 @@ class Asynchronous(Wrapper[State]):
     def _seen(self, state: State) -> Any:
         """The state as the inner algorithm knows it."""
         return state["models"] if self.rows else state["models"][0]
+
+
+class Late(NamedTuple):
+    """An asynchronous algorithm, and the mean of its late rounds around it, if there is one."""
+
+    algorithm: Asynchronous
+    mean: Averaged | None = None
+
+    @classmethod
+    def of(cls, algorithm: Algorithm[Any]) -> Self | None:
+        """None: the algorithm waits for its clients."""
+        if isinstance(algorithm, Averaged) and isinstance(algorithm.inner, Asynchronous):
+            return cls(algorithm.inner, algorithm)
+        return cls(algorithm) if isinstance(algorithm, Asynchronous) else None
+
+    def inner(self, state: Any) -> Any:
+        """The asynchronous algorithm's own state."""
+        return state if self.mean is None else state["inner"]
+
+    def after(self, state: Any, inner: Any) -> Any:
+        """The whole state after a round in which the own state became `inner`."""
+        return inner if self.mean is None else self.mean.after(state, inner)
 
 
 def combined(shares: Tensor, part: Params) -> Params:

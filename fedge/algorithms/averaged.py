@@ -46,7 +46,10 @@ class Averaged(Wrapper[State]):
         return {**state, "inner": (yield from self.inner.setup(state["inner"]))}
 
     def round(self, state: State) -> Flow[State]:
-        inner = yield from self.inner.round(state["inner"])
+        return self.after(state, (yield from self.inner.round(state["inner"])))
+
+    def after(self, state: State, inner: Any) -> State:
+        """The state once the inner algorithm has moved on."""
         t = state["round"] + 1
         away = tree.sub(self.inner.params(inner), state["mean"])
         return {"inner": inner, "mean": tree.axpy(1 / min(t, self.window), away, state["mean"]), "round": t}

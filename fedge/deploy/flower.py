@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedge import inputs
-from fedge.algorithms.asynchronous import Asynchronous
+from fedge.algorithms.asynchronous import Late
 from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At, Examples, Progress, Share
 from fedge.deploy.asynchronous import Abroad
@@ -82,7 +82,8 @@ class FlowerLink(MessageLink):
         self.pool = Population(federation, runtime.dtype, runtime.device)  # what the server knows of its clients
         directory = Directory(federation.clients, self.pool.rows_of, self._sizes)
         super().__init__(algorithm, runtime, directory, **options)
-        self._abroad = Abroad(self, algorithm) if isinstance(algorithm, Asynchronous) else None
+        self._late = Late.of(algorithm)
+        self._abroad = None if self._late is None else Abroad(self, self._late.algorithm)
         if self.ledger.rows:
             self._greeted(0)  # the greetings brought the rows
 
@@ -110,7 +111,10 @@ class FlowerLink(MessageLink):
 
     @torch.no_grad()
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
-        return None if self._abroad is None else self._abroad.advance(state, seed, round, size)
+        if self._abroad is None or self._late is None:
+            return None
+        found, progress = self._abroad.advance(self._late.inner(state), seed, round, size)
+        return self._late.after(state, found), progress
 
     def exchange(self, at: At, asks: tuple[Ask, ...], requests: dict[int, Parts]) -> dict[int, Mail]:
         begin = time.perf_counter()

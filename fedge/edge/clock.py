@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedge.algorithms.asynchronous import Asynchronous
+from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import positive
 from fedge.core import Ask, At, Drop, Examples, Progress, Share
 from fedge.edge.cohorts import Choice, by_choice
@@ -205,16 +205,17 @@ class Clock(Around):
         return examples
 
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
-        if not isinstance(self.algorithm, Asynchronous):
+        late = Late.of(self.algorithm)
+        if late is None:
             return self.inner.advance(state, seed, round, size)
         if self.events is None:
-            self.events = self._events(self.algorithm)
+            self.events = self._events(late.algorithm)
         self.spent = Spent(round)
-        found, progress, row, spending = self.events.advance(state, seed, round, size)
+        found, progress, row, spending = self.events.advance(late.inner(state), seed, round, size)
         self.ledger.add(row)
         self.spent.seconds, self.spent.joules = spending.seconds, spending.joules
         self.spent.more = {"server_steps": spending.steps, "staleness": spending.staleness}
-        return found, progress
+        return late.after(state, found), progress
 
     def _events(self, algorithm: Asynchronous) -> Events:
         link = self.inner

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedge import inputs, preflight
-from fedge.algorithms.asynchronous import Asynchronous
+from fedge.algorithms.asynchronous import Late
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
@@ -63,8 +63,8 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
 
 def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -> None:
     """Said before there is a folder: a server that does not wait needs to know who answers when."""
-    if experiment.edge is None and isinstance(algorithm, Asynchronous):
-        name = type(algorithm).__name__
+    if experiment.edge is None and (late := Late.of(algorithm)) is not None:
+        name = type(late.algorithm).__name__
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
 
 
