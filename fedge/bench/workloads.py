@@ -152,8 +152,8 @@ WORKLOADS = {
         Workload("C", "digits MLP, 200 of 1000 clients x 14, E 1", _c, 200, loop_threads=1),
         Workload("D", "CIFAR-shaped CNN, 50 of 1000 clients x 50, B 10, E 1", _d, 50),
         Workload("E", "VGG11, 20 of 100 clients x 500, B 15, E 5", _e, 20, ("cuda",)),
-        Workload("FA", "FedOVA with 2 labels a client on A", _f_on_a, 20),
-        Workload("FE", "FedOVA with 2 labels a client on E", _f_on_e, 20, ("cuda",)),
+        Workload("FA", "FedOVA with 2 labels per client on A", _f_on_a, 20),
+        Workload("FE", "FedOVA with 2 labels per client on E", _f_on_e, 20, ("cuda",)),
         Workload("G", "Fisher L-BFGS on A", _g, 20),
         *_graphs(),
     )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from fedge.attacks import KINDS
-from fedge.attacks.study import DEFENCES, MEAN, NONE, RECOMMENDED, Line, cases, study
+from fedge.attacks.study import MEAN, NONE, RECOMMENDED, Line, cases, study
 from fedge.cli.errors import one_line
-from fedge.cli.options import Experiment, Json, Quiet, Settings
 from fedge.cli.text import percent, say, to_json
 from fedge.experiment import build, load
 
@@ -21,34 +19,17 @@ RESULTS = "attacks.jsonl"
 
 
 def attack(
-    experiment: Experiment = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(KINDS)}. Repeatable; without it all.", show_default=False)
-    ] = None,
-    share: Annotated[
-        list[float] | None, typer.Option(help="The share of clients that lie. Repeatable.", show_default="0.1")
-    ] = None,
-    defence: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(DEFENCES)}, or with settings, such as krum,bad=4,keep=8. Repeatable.",
-            show_default=f"{MEAN}, {RECOMMENDED}",
-        ),
-    ] = None,
-    settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the results there; what it has is not run again.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
-    quiet: Quiet = False,
-    json: Json = False,
+    experiment: Path | None,
+    kind: list[str] | None,
+    share: list[float] | None,
+    defence: list[str] | None,
+    settings: list[str] | None,
+    out: Path | None,
+    device: str | None,
+    quiet: bool,
+    json: bool,
 ) -> None:
-    """Let a share of the clients lie, and see what each defence is worth.
-
-    Without a file, the experiment that comes with fedge is attacked.
-
-    Which clients lie is a matter of the seed; the same command gives the same numbers.
-    """
+    """Let a share of the clients lie, and see what each defence is worth."""
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
     with one_line():
         console = Console(stderr=json, quiet=quiet)

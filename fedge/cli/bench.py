@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -21,29 +21,21 @@ from fedge.experiment.device import find
 from fedge.runs.folder import versions
 from fedge.sweep.hardware import hardware
 
-LETTERS = (
-    "; ".join(f"{name}: {one.title}" for name, one in WORKLOADS.items()) + ". B is the batch size, E local epochs."
-)
 ON_A_CPU = ("A", "B", "C")
 
 
 def bench(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help=LETTERS, show_default="A B C")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that are timed; the median counts.")] = 5,
-    precision: Annotated[str, typer.Option(help="fp32, or tf32 or bf16 on a GPU.")] = "fp32",
-    compile: Annotated[bool, typer.Option("--compile", help="Compile recorded steps: slower start.")] = False,
-    plain: Annotated[bool, typer.Option("--plain/--no-plain", help="Time the plain loop too.")] = True,
-    agree: Annotated[bool, typer.Option("--check", help="Compare all engines' results; names: algorithms.")] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Where a round's time goes, section by section.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    names: list[str] | None,
+    device: str,
+    repeats: int,
+    precision: str,
+    compile: bool,
+    plain: bool,
+    agree: bool,
+    profile: bool,
+    json: bool,
 ) -> None:
-    """Time fixed workloads against a plain loop over clients.
-
-    Ours and the loop take turns in one process, and the medians are compared.
-    """
+    """Time fixed workloads against a plain loop over clients."""
     console = Console(stderr=json)
     with one_line():
         place = find(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -11,19 +11,15 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bars
 
 from fedge.cli.errors import FAILED, fail, one_line
-from fedge.cli.text import examples, say
+from fedge.cli.text import say
 from fedge.data import DataError
 from fedge.data.catalogue import LOADERS, entry
 from fedge.data.keep import get as get_data
 from fedge.data.places import misnamed
 
-Source = Annotated[Path | None, typer.Option("--from", metavar="PATH", help="A local copy: a file or a folder.")]
 INCLUDED = "part of the library"
 
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Get and check data sets.")
 
-
-@data_app.command("list", epilog=examples("fedge data list"))
 def list_() -> None:
     """List the data sets, and where each is on this machine."""
     wide = max(map(len, LOADERS)) + 2
@@ -43,14 +39,8 @@ def _where(name: str) -> str:
         return f"not here: fedge data get {name}"
 
 
-@data_app.command(
-    epilog=examples("fedge data get fashion_mnist", "fedge data get speech_commands --from kws_mfcc_50x16.npz")
-)
-def get(name: Annotated[str, typer.Argument(metavar="NAME")], source: Source = None) -> None:
-    """Download a data set from its official address, or copy it from a local copy.
-
-    Every file is checked before it is kept. FEDGE_DATA names another folder than the user's cache.
-    """
+def get(name: str, source: Path | None) -> None:
+    """Download a data set from its official address, or copy it from a local copy."""
     console = Console()
     with one_line(), _Bar(console) as bar:
         _known(name)
@@ -58,14 +48,8 @@ def get(name: Annotated[str, typer.Argument(metavar="NAME")], source: Source = N
     say(console, f"{name}: {data!r} in {folder}")
 
 
-@data_app.command(epilog=examples("fedge data check", "fedge data check cifar10 --from cifar-10-python.tar.gz"))
-def check(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None, source: Source = None
-) -> None:
-    """Read data sets completely and compare them with the official checksums.
-
-    Without a name, all that are on this machine; what is damaged or missing is an error.
-    """
+def check(names: list[str] | None, source: Path | None) -> None:
+    """Read data sets completely and compare them with the official checksums."""
     with one_line():
         for name in names or []:
             _known(name)

@@ -9,23 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from fedge.cli.errors import ASKED, FAILED, fail, one_line
 from fedge.cli.interrupt import Interrupt
-from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
 from fedge.cli.run import display, finish, stopped
-from fedge.cli.text import examples, say, to_json
+from fedge.cli.text import say, to_json
 from fedge.experiment import Outcome, Plan, build
 from fedge.report import MissingExtra
 
 if TYPE_CHECKING:
     from fedge.deploy.local import Options
 
-deploy_app = typer.Typer(no_args_is_help=True, help="Run an experiment on a real fleet, over Flower.")
 NEEDED = ("flwr", "cryptography", "httpx")
 
 
@@ -46,36 +44,19 @@ def _deploying() -> Iterator[None]:
             raise fail(str(error), FAILED) from None
 
 
-@deploy_app.command(
-    epilog=examples(
-        "fedge deploy local",
-        "fedge deploy local --nodes 5 mine.toml --set train.rounds=10",
-        "fedge deploy local --resume --out runs/fleet",
-    )
-)
 def local(
-    experiment: Experiment = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="SuperNodes, one per client.", show_default="as the file says"),
-    ] = None,
-    settings: Settings = None,
-    out: Out = None,
-    resume: Resume = False,
-    deadline: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", callback=finite, help="For one phase of a round.")
-    ] = 120.0,
-    min_replies: Annotated[int, typer.Option(min=1, metavar="N", help="Good replies that a phase needs.")] = 1,
-    quiet: Quiet = False,
-    json: Json = False,
-    report: Report = True,
+    experiment: Path | None,
+    nodes: int | None,
+    settings: list[str] | None,
+    out: Path | None,
+    resume: bool,
+    deadline: float,
+    min_replies: int,
+    quiet: bool,
+    json: bool,
+    report: bool,
 ) -> None:
-    """Start a fleet on this machine, run an experiment on it, and stop it.
-
-    SuperLink, SuperExec and N SuperNodes on the loop-back address, with TLS and node keys made for this run alone.
-
-    Progress, folders, report and Ctrl-C are those of `fedge run`.
-    """
+    """Start a fleet on this machine, run an experiment on it, and stop it."""
     console = Console(stderr=json, quiet=quiet)
     with _deploying(), _ended_by_signal():
         from fedge.deploy.local import Options, plan_local
@@ -133,15 +114,7 @@ def _ended_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@deploy_app.command(epilog=examples("fedge deploy keys secrets --host 192.0.2.7 --host fleet.example.org --nodes 20"))
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
-    host: Annotated[
-        list[str], typer.Option(metavar="NAME", help="Address or name by which nodes reach the SuperLink. Repeatable.")
-    ],
-    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many node keys.")],
-    days: Annotated[int, typer.Option(min=1, metavar="N", help="How long the certificate is valid.")] = 365,
-) -> None:
+def keys(folder: Path, host: list[str], nodes: int, days: int) -> None:
     """Make a CA, the SuperLink's certificate and one key per node."""
     with _deploying():
         from fedge.deploy.keys import make_keys
@@ -152,21 +125,8 @@ def keys(
     typer.echo(f"On no machine:   {made.ca_key} (keep it offline, or delete it: new keys need a new CA then)")
 
 
-@deploy_app.command(epilog=examples("fedge deploy check 192.0.2.7:8000 --root-certificates ca.crt --key node-0.key"))
-def check(
-    superlink: Annotated[str, typer.Argument(metavar="HOST:PORT")],
-    root_certificates: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The fleet's ca.crt.", show_default=False)
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This node's private key.", show_default=False)
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Expect plain HTTP.")] = False,
-) -> None:
-    """Say whether this node can work with that SuperLink, and if not, why.
-
-    Run it on the node's machine, before the node is started.
-    """
+def check(superlink: str, root_certificates: Path | None, key: Path | None, insecure: bool) -> None:
+    """Say whether this node can work with that SuperLink, and if not, why."""
     if insecure == (root_certificates is not None):
         raise fail("give either --root-certificates FILE or --insecure", ASKED)
     with _deploying():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedge.cli.errors import one_line
-from fedge.cli.options import Experiment
 from fedge.cli.picture import save_picture
-from fedge.cli.text import examples, to_json
+from fedge.cli.text import to_json
 from fedge.edge import Devices, Fleet
 from fedge.edge.fit import Fitted, read
 from fedge.edge.fit import fit as fit_devices
@@ -29,31 +28,9 @@ BARS = " ▁▂▃▄▅▆▇█"
 MOST = 100_000  # devices that are looked at
 UNITS = {"flops": ("GFLOP/s", 1e9), "down": ("Mbit/s down", 1e6), "up": ("Mbit/s up", 1e6)}
 
-edge_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the devices of the clients.")
 
-
-@edge_app.callback()
-def _group() -> None:
-    """Look at the devices of the clients."""
-
-
-@edge_app.command(
-    epilog=examples("fedge edge show --set edge.spread=10", "fedge edge show digits.toml --out devices.png")
-)
-def show(
-    experiment: Experiment = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as edge.profile=phone. Repeatable."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them: .png, .svg or .pdf.")] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write them as a file for edge.file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
-) -> None:
-    """Draw the population of devices of an experiment, without training.
-
-    Without a file, or without a table \\[edge] in it, clients have phones.
-    """
+def show(experiment: Path | None, settings: list[str] | None, out: Path | None, csv: Path | None, json: bool) -> None:
+    """Draw the population of devices of an experiment, without training."""
     with one_line():
         found = load(experiment, settings or [])
         count = found.partition.get("clients") or load_federation(experiment, settings or []).clients
@@ -71,23 +48,8 @@ def show(
     _print(Console(), told, devices, out or csv)
 
 
-@edge_app.command(
-    epilog=examples("fedge edge fit runs/fleet/fedavg --out devices.csv", "fedge run --set edge.file=devices.csv")
-)
-def fit(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one run on a real fleet.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the devices go.")] = Path("devices.csv"),
-    json: Annotated[
-        bool, typer.Option("--json", help="Print measured and predicted rounds as one JSON object.")
-    ] = False,
-    run_code: Annotated[
-        bool, typer.Option("--run-code", help="Run the Python files that the run's own parts are from.")
-    ] = False,
-) -> None:
-    """Find the devices that reproduce the times of a real fleet.
-
-    The experiment is simulated once, to count what every client had to do.
-    """
+def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
+    """Find the devices that reproduce the times of a real fleet."""
     with one_line():
         found = fit_run(run, run_code)
         write(out, found.devices, ("node",))

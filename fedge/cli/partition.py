@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fedge.cli.errors import one_line
-from fedge.cli.options import Experiment
 from fedge.cli.picture import save_picture
-from fedge.cli.text import examples, to_json
+from fedge.cli.text import to_json
 from fedge.experiment import ExperimentError, load_federation
 from fedge.federation import Federation
 from fedge.report import partition_figure
@@ -22,35 +21,9 @@ CLIENTS = 20  # rows of the picture made of letters, unless more are asked for
 WIDEST = 24  # letters of a client's name
 SHADES = (None, "on grey19", "on blue", "on dark_cyan", "on green4", "on dark_goldenrod")
 
-partition_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at who holds which examples.")
 
-
-@partition_app.callback()
-def _group() -> None:
-    """Look at who holds which examples."""
-
-
-@partition_app.command(
-    epilog=examples(
-        "fedge partition show", "fedge partition show digits.toml --set partition.labels=1 --out partition.png"
-    )
-)
-def show(
-    experiment: Experiment = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, such as partition.labels=1. Repeatable."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the heat map: .png, .svg or .pdf.")] = None,
-    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Show the first N clients.")] = CLIENTS,
-    json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
-) -> None:
-    """Show how an experiment deals its examples out, without training.
-
-    Only the tables \\[data] and \\[partition] of the file are read.
-
-    Without a file, the experiment that comes with fedge is shown.
-    """
+def show(experiment: Path | None, settings: list[str] | None, out: Path | None, clients: int, json: bool) -> None:
+    """Show how an experiment deals its examples out, without training."""
     with one_line():
         federation = load_federation(experiment, settings or [])
         found = statistics(federation)

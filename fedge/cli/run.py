@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,13 +17,12 @@ from rich.console import Console
 from fedge.checks import choice
 from fedge.cli.board import Boards
 from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
-from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, print_table, rows, with_rounds
 from fedge.cli.sweep import run_sweep, sweep_result
 from fedge.cli.text import say, to_json
 from fedge.cli.torchrun import program, stopping
-from fedge.engine.ranks.process_group import TIMEOUT, Group, RankLost, joined
+from fedge.engine.ranks.process_group import Group, RankLost, joined
 from fedge.experiment import ExperimentError, Outcome, Plan, Watch, build, compare, plan
 from fedge.report import MissingExtra, headline, read_all, write_report
 from fedge.report.series import has_no_accuracy
@@ -31,39 +30,20 @@ from fedge.report.trackers import PACKAGES, missing
 
 
 def run(
-    experiment: Experiment = None,
-    settings: Settings = None,
-    out: Out = None,
-    resume: Resume = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
-    track: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOOL", help="Log for tensorboard, mlflow or wandb (offline) too. Repeatable."),
-    ] = None,
-    report: Report = True,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="Runs at a time, one process each.")] = 1,
-    rank_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=1, callback=finite, help="Under torchrun: how long to wait for another process."
-        ),
-    ] = TIMEOUT,
+    experiment: Path | None,
+    settings: list[str] | None,
+    out: Path | None,
+    resume: bool,
+    device: str | None,
+    quiet: bool,
+    json: bool,
+    tensorboard: bool,
+    track: list[str] | None,
+    report: bool,
+    jobs: int,
+    rank_timeout: float,
 ) -> None:
-    """Train every algorithm of an experiment and compare them.
-
-    Without a file, the experiment that comes with fedge is run.
-
-    Each algorithm gets its own folder in DIR, and all of them one report.
-
-    A file with lists of values (seeds = [0, 1, 2], lr = {sweep = [0.05, 0.1]}) is a sweep: one run per combination.
-
-    Ctrl-C stops cleanly, and --resume goes on from there.
-
-    torchrun --nproc-per-node N -m fedge run shares the clients over N processes or GPUs.
-    """
+    """Train every algorithm of an experiment and compare them."""
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
     with one_line(), joined(rank_timeout) as group, one_line(group):
         console = Console(stderr=json, quiet=quiet or not group.leads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from fedge.cli.listener import Say
 from fedge.cli.narrow import show as show_table
 from fedge.cli.progress import Display
 from fedge.cli.results import note
-from fedge.cli.text import examples, say, to_json
+from fedge.cli.text import say, to_json
 from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
@@ -33,11 +33,6 @@ from fedge.sweep.whole import work
 
 NOTHING = "–"
 SHOWN = ("final test", "best test", "MB in total", "rounds to", "MB to")  # beginnings of the titles
-sweep_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Many runs of one experiment file: what is done, and the results.",
-)
 
 
 def run_sweep(job: Plan, console: Console, jobs: int, tools: Sequence[str] = ()) -> int:
@@ -152,15 +147,8 @@ def _cell(text: str | None, at: int) -> str:
     return shown.replace(" ± ", "±").replace(" (", "\n(") if at else shown
 
 
-@sweep_app.command("show", epilog=examples("fedge sweep show runs/steps"))
-def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR")],
-    json: Annotated[bool, typer.Option("--json", help="Print the runs as one JSON object.")] = False,
-) -> None:
-    """List the runs of a sweep, which are done and which failed, and the results so far.
-
-    DIR is the folder that `fedge run` made, such as runs/steps. Nothing is changed; runs may be going on.
-    """
+def show(folder: Path, json: bool) -> None:
+    """List the runs of a sweep, which are done and which failed, and the results so far."""
     console = Console(stderr=json)
     with one_line():
         stored = folder / EXPERIMENT_FILE
