@@ -85,7 +85,8 @@ def _checksum(experiment: Experiment, label: str) -> str:
     config = experiment.config(label)
     given = {name: one for name, one in config["train"].items() if one is not None and name not in ELSEWHERE}
     given["compile"] = bool(config["train"].get("compile"))  # None: as the engine likes
-    plain = {**config, "train": _without(given), "algorithm": _without(config["algorithm"])}
+    tables = {name: _without(config[name]) for name in ("data", "model", "algorithm")}
+    plain = {**config, **tables, "train": _without(given)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

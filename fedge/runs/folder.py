@@ -69,6 +69,8 @@ LATER: dict[str, tuple[Any, ...]] = {
     "portion": (1.0,),
     "warm_up": (0,),
     "warm_up_lr": (None, "none"),
+    "standardised": (False,),
+    "dropout": (0.0,),
 }  # fields that came after the first runs, and the values with which they do nothing
 LATER_FOR_SOME: dict[str, tuple[Any, ...]] = {
     "server_momentum": (0.0,),
