@@ -210,7 +210,7 @@ def test_the_reason_of_a_drop_is_short(tmp_path: Path) -> None:
     class Talker(Loopback):
         def client(self, client, at, ask, request):
             answer = wire.decode(super().client(client, at, ask, request))
-            return wire.encode({10**9 + row: [] for row in range(1500)} if client == 2 else answer)
+            return wire.encode({10**9 + row: [] for row in range(100)} if client == 2 else answer)
 
     algorithm, federation = fedge.FedAvg(fedge.models.mlp(6, (2000,), 3), epochs=1), ragged(toy_data())
     run = fedge.train(algorithm, federation, rounds=1, link=Talker(algorithm, federation))

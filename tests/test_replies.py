@@ -266,7 +266,9 @@ def test_an_answer_larger_than_its_template_is_not_read(monkeypatch: pytest.Monk
 
     algorithm, federation = fedge.FedAvg(large_model(), epochs=1), ragged(toy_data())
     read = []
-    monkeypatch.setattr(wire, "decode", lambda blob, real=wire.decode: read.append(len(blob)) or real(blob))
+    monkeypatch.setattr(
+        wire, "decode", lambda blob, *most, real=wire.decode: read.append(len(blob)) or real(blob, *most)
+    )
     run = fedge.train(algorithm, federation, rounds=1, link=Bomb(algorithm, federation))
     (drop,) = run.history[0]["dropped"]
     assert drop["client"] == 3

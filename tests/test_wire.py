@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedge.engine.links import wire
+from fedge.engine.links.message_link import Unreadable, parse
 from fedge.engine.links.wire import MAGIC, TYPES, WireError, decode, encode
 
 KEYS = st.one_of(st.text(max_size=5), st.integers(-(2**31) + 1, 2**31 - 1))
@@ -135,3 +136,11 @@ def test_absurd_shapes_are_an_error_of_ours() -> None:
     head = ('{"t":["uint8",' + "9" * 4000 + "," + "9" * 4000 + "]}").encode()
     with pytest.raises(wire.WireError, match="no known type and shape"):
         wire.decode(wire.MAGIC + len(head).to_bytes(4, "little") + head)
+
+
+def test_a_head_of_many_small_things_is_not_looked_at() -> None:
+    """A megabyte of empty tensors takes a second to read, and a large model leaves room for many megabytes."""
+    blob = encode({0: [({"delta": {str(n): torch.zeros(0) for n in range(1000)}}, torch.ones(()))]})
+    with pytest.raises(Unreadable, match="cannot be read"):
+        parse(blob, 1 << 30, 4000)
+    assert set(parse(blob, 1 << 30, 1 << 16)) == {0}

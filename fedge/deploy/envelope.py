@@ -15,6 +15,7 @@ from fedge.engine.links import wire
 HEAD, BLOBS, LIMIT = "fedge", "fedge.blobs", "fedge.limit"
 SAID = ("client", "examples", "rows", "seconds", "error", "forgot", "kept")  # what the head of an answer may say
 SHOWN = 60  # letters of a name that a device made up
+MOST = 1 << 20  # bytes of the head of an answer; what is larger takes long to read, and says nothing
 
 
 def pack(head: Mapping[str, Any], blobs: Mapping[str, bytes] | None = None) -> RecordDict:
@@ -43,6 +44,9 @@ def opened(records: RecordDict, wanted: Iterable[int] = ()) -> tuple[dict[str, A
     """What a device answered: its head, and the blobs at the wanted places; anything beside them is a ValueError."""
     unknown = [name for name in records if name not in (HEAD, BLOBS)]
     heads = records.config_records.get(HEAD, {})
+    raw = heads.get("head")
+    if isinstance(raw, bytes) and len(raw) > MOST:
+        raise ValueError(f"the head of its answer has {len(raw)} bytes, at most {MOST} are read")
     head, blobs = unpack(records)
     places = {str(place): place for place in wanted}
     unknown += [*(name for name in heads if name != "head"), *(name for name in head if name not in SAID)]
@@ -64,8 +68,13 @@ def allowed(message: Message) -> float:
 
 
 def short(text: Any) -> str:
-    """What a device wrote, as one line of bounded length without anything that a terminal would act on."""
-    plain = "".join(one if one.isprintable() else " " for one in str(text)[:2000])
+    """What a device wrote, as one line of bounded length without anything that a terminal would act on.
+
+    Of a list or a tensor the kind alone: to write out a megabyte of them takes seconds.
+    """
+    plainly = text is None or isinstance(text, str | int | float | BaseException)
+    words = str(text) if plainly else f"a {type(text).__name__}"
+    plain = "".join(one if one.isprintable() else " " for one in words[:2000])
     return " ".join(plain.split())[:500]
 
 

@@ -504,6 +504,39 @@ def test_a_node_forgets_all_that_did_not_count_since_it_was_last_heard() -> None
     assert close(run.params, wanted.params) == 0
 
 
+@pytest.mark.parametrize("said", ["error", "client", "forgot", "examples"])
+def test_a_head_that_takes_long_to_write_out_is_not_written_out(said: str) -> None:
+    """A thousand tensors in place of a word, a megabyte, took six seconds of the server's, in every round."""
+    yard = Yard(client_app(ALGORITHM, load))
+    long = [torch.rand(500).half() for _ in range(900)]
+    if said == "examples":
+        yard.faults[102] = lambda reply: with_content(reply, pack({"client": 2, "rows": {"": []}, said: long}))
+    link = link_to(yard, ALGORITHM, wanted=6)
+    if said != "examples":
+        yard.faults[102] = replaced(lambda head: pack(head | {said: long}))
+    begin = time.perf_counter()
+    run = trained(link, ALGORITHM)
+    assert time.perf_counter() - begin < 5
+    dropped = [drop for record in run.history for drop in record["dropped"] if drop["client"] == 2]
+    assert all("a list" in drop["reason"] or "no node is this client" in drop["reason"] for drop in dropped)
+    assert {drop["client"] for record in run.history for drop in record["dropped"]} == {2}
+
+
+def test_a_head_of_many_megabytes_is_refused_unread() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    yard.faults[102] = replaced(lambda head: pack(head | {"error": torch.zeros(1 << 19)}))
+    run = trained(link, ALGORITHM)
+    reasons = {drop["reason"] for record in run.history for drop in record["dropped"]}
+    assert len(reasons) == 1
+    assert "bytes, at most 1048576 are read" in reasons.pop()
+
+
+def with_content(reply: Message, content: RecordDict) -> Message:
+    reply.content = content
+    return reply
+
+
 def test_who_a_node_is_must_be_clear() -> None:
     said: list[str] = []
     yard = Yard(client_app(ALGORITHM, load), [0, 1, 1, 9, None, -1, True])

@@ -80,8 +80,12 @@ class Collector:
     def most(self, client: int) -> int:
         """The bytes that a client's answer may have: its uploads' own, and room for names, shapes and weights."""
         own = sum(payload_bytes(one.sent) for one in self.expected)
+        return len(self.positions[client]) * own + self.frame(client)
+
+    def frame(self, client: int) -> int:
+        """Of these, what names, shapes and weights may take."""
         names = sum(1 + len(leaves) for one in self.expected for leaves in one.sent.values())
-        return FRAME + len(self.positions[client]) * (own + FRAME + NAME * names)
+        return FRAME + len(self.positions[client]) * (FRAME + NAME * names)
 
     def heard(self, clients: set[int]) -> None:
         """These clients have answered, whatever it is."""

@@ -135,7 +135,7 @@ class MessageLink(BaseLink):
                 collector.lose(client, mail.lost, sent=mail.wire_down > 0)
                 continue
             try:
-                collector.add(client, parse(answer, collector.most(client)))
+                collector.add(client, parse(answer, collector.most(client), collector.frame(client)))
             except Unreadable as error:
                 collector.lose(client, str(error))
             except Exception as error:  # one client's bytes must not end the run of all
@@ -162,12 +162,15 @@ def _size(parts: Parts) -> int:
     return sum(map(len, parts.values()))
 
 
-def parse(blob: bytes, most: int) -> Answer:
-    """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or Unreadable."""
+def parse(blob: bytes, most: int, frame: int = wire.HEAD) -> Answer:
+    """An answer from bytes that somebody else wrote: whatever they are, the outcome is an answer or Unreadable.
+
+    `frame` of its bytes at most are names, shapes and types.
+    """
     if len(blob) > most:
         raise Unreadable(f"the answer has {len(blob)} bytes, at most {most} are expected: it was not read")
     try:
-        answer = wire.decode(blob)
+        answer = wire.decode(blob, frame)
     except Exception as error:
         raise Unreadable(f"the answer cannot be read, {len(blob)} bytes: {type(error).__name__}") from None
     if not isinstance(answer, dict) or not all(isinstance(row, int) for row in answer):

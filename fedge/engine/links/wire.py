@@ -66,14 +66,17 @@ def _raw(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def decode(message: bytes | memoryview) -> Any:
-    """The message again; anything that `encode` did not write is a `WireError`."""
+def decode(message: bytes | memoryview, most: int = HEAD) -> Any:
+    """The message again; anything that `encode` did not write is a `WireError`, and so is a head of over `most` bytes.
+
+    The bytes of tensors are copied at once, those of a head are looked at one by one.
+    """
     start = len(MAGIC) + 4
     if len(message) < start or bytes(message[: len(MAGIC)]) != MAGIC:
         raise WireError(f"{len(message)} bytes that are no message of this version of fedge")
     size = int.from_bytes(message[len(MAGIC) : start], "little")
-    if size > min(HEAD, len(message) - start):
-        raise WireError(f"its head says that it has {size} bytes, of {len(message)} in all")
+    if size > min(most, len(message) - start):
+        raise WireError(f"its head says that it has {size} bytes, of {len(message)} in all and {most} at most")
     try:
         head = json.loads(bytes(message[start : start + size]))
     except (ValueError, RecursionError) as error:
