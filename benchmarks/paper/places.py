@@ -19,7 +19,9 @@ from fedge.sweep.files import Setting
 from fedge.sweep.halving import Backbones
 
 PAPER_S = ("optimisers", "curves", "noniid", "sharing", "clients", "batch-epochs")
-BEYOND = ("clipped", "server-step", "splits", "acting", "balanced-sharing")  # what the paper does not have
+BEYOND = (  # what the paper does not have
+    "clipped", "server-step", "standardised", "splits", "acting", "balanced-sharing"
+)  # fmt: skip
 EXPERIMENTS = (*PAPER_S, *BEYOND)
 # Where a method was not tuned itself (CIFAR-10), it takes the step size of the method whose local work it does.
 BACKBONES: Backbones = {
