@@ -136,7 +136,7 @@ def measured(name: str, function: Callable[..., Any], *given: Any) -> Any:
         raise ValueError(f"metric {name!r} raised {words} ({last.filename}, line {last.lineno})") from error
 
 
-def problem_at(algorithm: Algorithm[Any], model: Handle, x: Inputs, y: Tensor, values: Sequence[int] = ()) -> Problem:
+def problem_at(algorithm: Algorithm[Any], model: Handle, x: Inputs, y: Tensor, values: Sequence[Any] = ()) -> Problem:
     """What kind of answers these targets want; with several labels per example, one is tried on the model."""
     tokens = not y.is_floating_point() and y.dim() > 1
     with torch.no_grad():

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge.checks import nearest
@@ -27,17 +29,23 @@ class Problem:
     """The kind, and for classes the labels as they were before they were numbered from 0."""
 
     kind: Kind = "classes"
-    values: tuple[int, ...] = ()
+    values: tuple[int, ...] | tuple[str, ...] = ()
     axis: int | None = None  # of the outputs, where the classes are; None: where there is one number per class
     ignore_index: int = IGNORED
 
-    def predictions(self, scores: Tensor) -> Tensor:
-        """From scores to answers: the class with the largest, the labels that hold, or the outputs themselves."""
+    def predictions(self, scores: Tensor) -> Tensor | NDArray[np.str_]:
+        """From scores to answers: the class with the largest, the labels that hold, or the outputs themselves.
+
+        Classes that were words are words again, in a NumPy array: tensors hold numbers alone.
+        """
         if self.kind == "numbers":
             return scores
         if self.kind == "labels":
             return (scores > 0).to(scores.dtype)
         found = scores.argmax(1 if self.kind == "classes" else -1 if self.axis is None else self.axis)
+        if self.values and isinstance(self.values[0], str):
+            words: NDArray[np.str_] = np.asarray(self.values)[found.cpu().numpy()]
+            return words
         return torch.tensor(self.values, device=found.device)[found] if self.values else found
 
     def metrics(self) -> dict[str, Metric]:
@@ -93,7 +101,7 @@ def _ours(metric: Metric) -> str | None:
     return next((name for name, one in METRICS.items() if type(one) is type(metric) and one == metric), None)
 
 
-def problem_of(y: Tensor, loss: Any, values: Sequence[int] = (), outputs: Sequence[int] | None = None) -> Problem:
+def problem_of(y: Tensor, loss: Any, values: Sequence[Any] = (), outputs: Sequence[int] | None = None) -> Problem:
     """The problem of some targets, a loss, and outputs of a shape (of the first examples)."""
     inner = getattr(loss, "loss", loss)  # FedOVA's weighs one of two sides
     if y.is_floating_point():

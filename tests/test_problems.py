@@ -325,6 +325,19 @@ def test_labels_that_start_at_one_are_mapped_and_mapped_back(caplog: pytest.LogC
     assert torch.equal(fedge.load_run(tmp_path / "1", algorithm).predict(x), runs[1].predict(x))
 
 
+def test_labels_that_are_words_are_predicted_as_words(tmp_path: Path) -> None:
+    x = torch.randn(40, 4, generator=generator())
+    states = np.array(["worn", "cracked", "healthy"])[x[:, :3].argmax(1)]
+    data = fedge.data.from_arrays(x[:30], states[:30], x[30:], states[30:], names=("Risse", "gut", "alt"))
+    algorithm = fedge.FedAvg(fedge.models.logistic(4, 3, seed=0), lr=0.5)
+    run = fedge.train(algorithm, fedge.Federation(data, LISTS), rounds=20, out=tmp_path / "run")
+    guess = run.predict(x[30:])
+    assert isinstance(guess, np.ndarray)
+    assert (guess == states[30:]).mean() == pytest.approx(run.history[-1]["test_accuracy"])
+    assert guess.tolist() == [("cracked", "healthy", "worn")[at] for at in run.scores(x[30:]).argmax(1)]
+    assert (fedge.load_run(tmp_path / "run", algorithm).predict(x[30:]) == guess).all()
+
+
 def test_gaps_words_and_names() -> None:
     x = np.zeros((4, 2), np.float32)
     gaps = fedge.data.from_arrays(x, [2, 5, 9, 5], x[:2], [9, -1])
@@ -333,6 +346,9 @@ def test_gaps_words_and_names() -> None:
     words = fedge.data.from_arrays(x, ["cat", "ant", "cat", "dog"], x[:2], ["dog", "cat"])
     assert words.names == ("ant", "cat", "dog")
     assert words.train_y.tolist() == [1, 0, 1, 2]
+    assert words.values == words.names
+    objects = fedge.data.from_arrays(x, np.array(["cat", "ant", "cat", "dog"], object), x[:2], ["dog", "cat"])
+    assert objects.train_y.tolist() == [1, 0, 1, 2]
     named = fedge.data.from_arrays(x, [0, 2, 2, 0], x[:2], [0, 2], names=("a", "b", "c"))
     assert named.classes == 3
     assert not named.values

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedge.data import Data
@@ -17,7 +19,7 @@ from fedge.federation import Federation
 TARGET = 0  # the label that the trigger stands for
 SHARE = 0.5  # of an attacker's examples that get the trigger
 
-Scores = Callable[[Tensor], Tensor]
+Scores = Callable[[Tensor], Tensor | NDArray[np.str_]]
 
 
 def trigger(x: Tensor, brightest: float) -> Tensor:
@@ -65,4 +67,5 @@ def success(predict: Scores, data: Data) -> float:
     """How often a test image of another class is taken for the target once it has the trigger."""
     others = data.test_y != TARGET
     found = predict(trigger(data.test_x[others], float(data.train_x.max())))
-    return float((found.cpu() == TARGET).double().mean())
+    plain = found.cpu().numpy() if isinstance(found, Tensor) else found
+    return float((plain == (data.values[TARGET] if data.values else TARGET)).mean())

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedge.data.base import Data
+from fedge.data.base import Data, Values
 from fedge.data.labels import from_words, numbered
 from fedge.inputs import Inputs, count, flatten, map_, take
 
@@ -31,18 +31,20 @@ def from_arrays(
     regression. Integer labels become int64; [N, T, ...] are several per example, -100 does not
     count. With `classes=None` labels [N] are the classes 0, 1, ... in ascending order: if they
     start elsewhere or have gaps, that is said, and predictions are given as your labels. Words are
-    classes in alphabetical order, and become the `names`.
+    classes in alphabetical order, and become the `names`; predictions are those words.
 
     >>> from_arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1])
     Data(train=2, test=1, shape=(1,), classes=2)
     """
+    values: Values = ()
     if _are_words(train_y) and _are_words(test_y):
         train_y, test_y, words = from_words(np.asarray(train_y), np.asarray(test_y))
-        names = names or words
+        names, values = names or words, words if classes in (None, len(words)) else ()
     labels = as_labels("train_y", train_y), as_labels("test_y", test_y)
-    x, values = (_tensors("train_x", train_x), _tensors("test_x", test_x)), tuple[int, ...]()
+    x = _tensors("train_x", train_x), _tensors("test_x", test_x)
     if classes is None:
-        *labels, classes, values = _classes(*labels, len(names))  # type: ignore[assignment]
+        *labels, classes, mapped = _classes(*labels, len(names))  # type: ignore[assignment]
+        values = values or mapped
     return Data(x[0], labels[0], x[1], labels[1], classes, tuple(names), values)
 
 
@@ -110,7 +112,10 @@ def as_labels(name: str, values: ArrayLike | Tensor) -> Tensor:
 
 
 def _are_words(y: Any) -> bool:
-    return not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "US"
+    if isinstance(y, Tensor):
+        return False
+    found = np.asarray(y)
+    return found.dtype.kind in "US" or (found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat))
 
 
 def _classes(train_y: Tensor, test_y: Tensor, names: int) -> tuple[Tensor, Tensor, int, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedge.inputs import Inputs, flatten, map_
 
+Values = tuple[int, ...] | tuple[str, ...]
 IGNORED = -100  # torch's own: a label that does not count, such as that of padding
 
 
@@ -31,7 +32,7 @@ class Data:
     test_y: Tensor
     classes: int
     names: tuple[str, ...] = ()
-    values: tuple[int, ...] = ()
+    values: Values = ()
     owners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

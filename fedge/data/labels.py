@@ -62,6 +62,7 @@ def _shown(labels: list[int]) -> str:
 
 def from_words(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Labels that are words: their numbers in alphabetical order, and the words as class names."""
-    words = np.unique(np.concatenate([train, test]))
+    train, test = train.astype(str), test.astype(str)
+    words = np.unique(np.concatenate([train.ravel(), test.ravel()]))
     parts = [torch.from_numpy(np.searchsorted(words, part)) for part in (train, test)]
     return parts[0], parts[1], tuple(map(str, words.tolist()))

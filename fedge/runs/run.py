@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedge import tree
@@ -106,11 +107,11 @@ class Run(Generic[S]):
         x = to(cast(x, like.dtype), like.device)
         return scores(self.algorithm, self.handle, self.state, x)
 
-    def predict(self, x: Inputs | ArrayLike) -> Tensor:
+    def predict(self, x: Inputs | ArrayLike) -> Tensor | NDArray[np.str_]:
         """[N, ...] -> [N], the label with the largest score; tokens [N, T]; of a regression the outputs.
 
-        Labels are those of your data, whatever numbers they have inside. Labels that hold or not (loss `bce`) are 1
-        where their logit is above 0.
+        Labels are those of your data, whatever numbers they have inside; words come in a NumPy array. Labels that hold
+        or not (loss `bce`) are 1 where their logit is above 0.
         """
         return self.problem.predictions(self.scores(x))
 
