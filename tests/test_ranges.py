@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,3 +164,28 @@ def test_beside_zeros_one_that_is_next_to_zero_is_not_what_is_usual() -> None:
         usual.note([sizes, [0.0] * len(sizes)])
         refused = [size for size in sizes if usual.beyond((size, 0.0), 1000.0) is not None]
         assert refused == ([] if bad is None else [bad])
+
+
+class Converged(Loopback):
+    """All but one have next to nothing left to learn; that one has, and a liar is still one."""
+
+    liar: float
+
+    def client(self, client, at, ask, request):
+        answer = wire.decode(super().client(client, at, ask, request))
+        factor = {LIAR: 1.0, 5: self.liar}.get(client, 1e-9)
+        for upload, _ in (one for uploads in answer.values() for one in uploads):
+            upload["delta"] = {n: factor * leaf for n, leaf in upload["delta"].items()}
+        return wire.encode(answer)
+
+
+@pytest.mark.parametrize("name", ["wide", "fedova"])
+def test_who_still_learns_when_the_others_do_not_is_no_liar(name: str) -> None:
+    inner = replace(wide(3 if name == "wide" else 2), lr=0.05)
+    algorithm = inner if name == "wide" else fedge.FedOVA(inner, classes=3)
+    federation = ragged(toy_data())
+    for liar, dropped in ((1e-9, set()), (1e6, {5})):
+        link = Converged(algorithm, federation)
+        link.liar = liar
+        run = fedge.train(algorithm, federation, rounds=2, seed=0, link=link)
+        assert {drop["client"] for record in run.history for drop in record["dropped"]} == dropped

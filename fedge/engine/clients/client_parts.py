@@ -61,6 +61,11 @@ class Held:
             self.sent.setdefault(name, {}).update({row: (part, i) for i, row in enumerate(rows)})
             self.kept.pop(name, None)
 
+    def reused(self, ask: Ask) -> list[Params]:
+        """What clients were sent in earlier asks and use again in this one."""
+        found = [part for name in ask.reuse for part, _ in self.sent.get(name, {}).values()]
+        return list({id(part): part for part in found}.values())
+
     def payload(self, ask: Ask, task: Task, jobs: Jobs, device: torch.device) -> tuple[Payload, dict[str, int | None]]:
         """What these jobs work with: sent now, sent earlier, or kept by the clients; and which has a job axis."""
         payload: Payload = {}

@@ -78,6 +78,7 @@ class MessageLink(BaseLink):
     def forget(self) -> None:
         """A new cohort holds nothing yet."""
         self._known: Payload = {}  # one row's worth of what the cohort holds
+        self._sent: Payload = {}  # all rows of what it was sent
 
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
@@ -115,7 +116,9 @@ class MessageLink(BaseLink):
         tasks = named(self.tasks, ask)
         named_tasks = dict(zip(ask.tasks, tasks, strict=True))
         limits = Limits(named_tasks, self.directory.sizes, self.max_weight, self.max_share)
-        intake = Intake(ask, tasks[0], limits, self.max_ratio, wait=True)
+        before = [self._sent[name] for name in ask.reuse if name in self._sent]
+        self._sent |= ask.send
+        intake = Intake(ask, tasks[0], limits, self.max_ratio, True, before)
         collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), intake)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedge import tree
-from fedge.core import Ask, Drop, Payload, Task
+from fedge.core import Ask, Drop, Params, Payload, Task
 from fedge.engine.clients.directory import Jobs
 from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.limits import Limits
-from fedge.engine.uploads.sizes import Losses, Usual, read, sizes
+from fedge.engine.uploads.sizes import Losses, Usual, magnitude, read, sizes
 from fedge.engine.uploads.stacking import Stack
 from fedge.engine.uploads.streaming import Part, Sums
 
 Total = Sums | Stack
 Refused = tuple[list[Drop], list[Job]]  # who was dropped and why, and the jobs
 MAX_RATIO = 1000.0
+LEAST = 1e-3  # of what clients were sent: what is usual is no less
 FIRST, SURE = 3, 16.0  # uploads before a median says anything; how far it may still move
 
 
@@ -45,13 +47,26 @@ class Intake:
     More than `max_ratio` times what is usual (`fedge.engine.uploads.sizes`) is refused: one client can then not make
     the model overflow. What may turn out to be so, and the first few, are held until all are there; with `wait` all
     are, so that nothing depends on the order.
+
+    Where most clients have nothing left to learn, what is usual is next to nothing, and who still learns is no liar: it
+    is at least a thousandth of the largest number that clients have `before` them, which they were sent.
     """
 
-    def __init__(self, ask: Ask, task: Task, limits: Limits, max_ratio: float | None, wait: bool = False) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        task: Task,
+        limits: Limits,
+        max_ratio: float | None,
+        wait: bool = False,
+        before: Sequence[Params] = (),
+    ) -> None:
         self.total, self.limits = new_total(ask, task), limits
         self.max_ratio, self.wait = None if ask.combine.bounds else max_ratio, wait
         self._usual, self._losses, self._by_client = Usual(), Losses(), task.rows is not None
         self._held: list[Held] = []
+        self._before = [*ask.send.values(), *before]
+        self._least: float | None = None
 
     def compared_with(self, usual: Usual) -> None:
         """Uploads of other asks, which share this, say what is usual as well; a client that is in many of them once."""
@@ -130,6 +145,10 @@ class Intake:
         """Of which task an upload is too large, and how; None if it is not."""
         assert self.max_ratio is not None
         found = self._usual.beyond(job, self.max_ratio)
+        if found is not None:
+            if self._least is None:  # looked for only if it matters
+                self._least = LEAST * magnitude(self._before)
+            found = self._usual.beyond(job, self.max_ratio, self._least)
         if found is None:
             return None
         task, size, usual = found

@@ -4,7 +4,8 @@ The size of an upload is its largest magnitude: of its large parts, those with a
 there is), and apart from them of the small ones beside these, such as counters. What is usual is the lower median over
 the clients of an ask, so that one of two cannot raise it; of a client with several rows (FedOVA) over its rows first,
 so that who claims many has no more say. If some are 0 it is at least the upper median of the others, or 1 if that is
-less: these may be the liars alone, and one of them next to 0. For small parts it is at least 1.
+less: these may be the liars alone, and one of them next to 0. For small parts it is at least 1, for large ones at least
+a thousandth of the largest number in what clients were sent (`Intake`).
 
 Losses at candidates (`Task.losses`) are no measure of a client: a candidate may overflow at one client alone. A number
 that is far beyond the median of its place, or not finite, counts for so much that the candidate is not chosen:
@@ -16,10 +17,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fedge import tree
 from fedge.core import Params, Payload
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.coding import SMALL
@@ -70,10 +73,14 @@ class Usual:
                 found = [one or most < size < math.inf for one, size in zip(found, new, strict=True)]
         return found
 
-    def beyond(self, job: Sizes, ratio: float) -> tuple[int, float, float] | None:
-        """(task, size, what is usual) of the first size of an upload that is over `ratio` times the usual one."""
+    def beyond(self, job: Sizes, ratio: float, least: float = 0.0) -> tuple[int, float, float] | None:
+        """(task, size, what is usual) of the first size of an upload that is over `ratio` times the usual one.
+
+        Of large parts `least` is usual at least.
+        """
         for place, (size, known) in enumerate(zip(job, self._known, strict=True)):
             usual = _usual(place, known)
+            usual = max(usual, least) if usual and place % 2 == 0 else usual
             if math.isfinite(size) and usual and size > ratio * usual:
                 return place // 2, size, usual
         return None
@@ -94,6 +101,13 @@ def sizes(upload: Payload, losses: tuple[str, ...]) -> list[Tensor | None]:
     """The largest magnitude in every job's upload, [J]: of its large parts, and of its small ones; None: zeros."""
     parted = _parted(upload, losses)
     return [torch.stack([checks.largest(leaf) for leaf in leaves]).amax(0) if leaves else None for leaves in parted]
+
+
+def magnitude(parts: Sequence[Params]) -> float:
+    """The largest magnitude in the large ones of some parts, 0 if there is none, or none that is finite."""
+    leaves = [leaf for part in parts if tree.size(part) >= SMALL for leaf in part.values() if leaf.is_floating_point()]
+    found = max((float(leaf.abs().max()) for leaf in leaves if leaf.numel()), default=0.0)
+    return found if math.isfinite(found) else 0.0
 
 
 def read(rows: list[Tensor | None], jobs: int, fits: Tensor | None) -> tuple[list[list[float]], bool]:
