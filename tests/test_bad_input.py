@@ -220,6 +220,16 @@ def test_the_reason_of_a_drop_is_short(tmp_path: Path) -> None:
     assert len(drop["reason"]) == 500
 
 
+def test_names_in_files_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    """Words of a file of devices are no mark-up, and no escape sequences."""
+    file = tmp_path / "devices.csv"
+    file.write_text("kind,flops,down,up\n[/red]\x1b[2J,1e9,1e6,1e6\n[bold]b,2e9,1e6,1e6\n")
+    done = CliRunner().invoke(app, ["edge", "show", "--set", f"edge.file={file}"])
+    assert done.exit_code == 0, done.output
+    assert "[/red]" in done.output
+    assert "\x1b[2J" not in done.output
+
+
 # Run folders that somebody changed
 
 FILES = {

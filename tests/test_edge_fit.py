@@ -49,6 +49,29 @@ def test_the_devices_that_made_the_times_are_found_again() -> None:
     assert found.error < 1e-12
 
 
+LIES = {
+    "no work": [1.0, 0.0], "less than none": [-1e6, -1.0], "for ever": [0.1, 1e300], "an instant": [0.0, -5e-324],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_node_that_says_absurd_times_spoils_its_own_device_alone(name: str) -> None:
+    records = logged(FLOPS, [1e5], 1e-6)
+    for record in records:
+        for entry in record["phases"][0]["clients"]:
+            if entry[0] == 3:
+                entry[1:3] = LIES[name]
+    found = fit(read(records), FLOPS)
+    assert found.clients == [0, 1, 2]
+    assert found.devices.flops == pytest.approx(SPEED[:3])
+    assert (found.devices.latency >= 0).all()
+
+
+@pytest.mark.parametrize("phases", [3, [7], [{}], [{"round": 1, "phase": 0, "seconds": "x", "clients": []}], None])
+def test_phases_that_are_none_are_left_out(phases: Any) -> None:
+    assert read([{"round": 1, "phases": phases}]) == []
+
+
 def test_messages_of_one_size_say_nothing_about_rates() -> None:
     found = fit(read(logged(FLOPS, [1e5], 1e-6)), FLOPS)
     assert found.devices.latency == pytest.approx(BEGIN + 2e5 * 1e-6 + START)
@@ -63,7 +86,7 @@ def test_noise_is_averaged() -> None:
 
 def test_phases_in_which_a_node_was_lost_are_left_out() -> None:
     records = logged(FLOPS, [1e5], 1e-6)
-    records[0]["phases"][0]["clients"][0][2] = 0.0
+    records[0]["phases"][0]["clients"][0][2] = records[0]["phases"][0]["clients"][0][4] = 0.0
     records[0]["phases"][0]["seconds"] = 60.0  # until it was given up
     assert len(read(records)) == len(records) - 1
     assert fit(read(records), FLOPS).devices.flops == pytest.approx(SPEED)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedge.attacks import KINDS
@@ -63,7 +64,7 @@ def _result(line: Line) -> str:
 
 def _table(label: str, share: float, found: Sequence[Line], defences: Sequence[str], kinds: Sequence[str]) -> Table:
     """Attacks down, defences across: the final accuracy, and of a back door how often it opened."""
-    title = f"{label}: final accuracy, %, with {100 * share:g} % of the clients lying"
+    title = f"{escape(label)}: final accuracy, %, with {100 * share:g} % of the clients lying"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("attack")
     for defence in defences:

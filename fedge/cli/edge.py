@@ -9,11 +9,12 @@ import numpy as np
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedge.cli.errors import one_line
 from fedge.cli.picture import save_picture
-from fedge.cli.text import to_json
+from fedge.cli.text import printable, to_json
 from fedge.edge import Devices, Fleet
 from fedge.edge.fit import Fitted, read
 from fedge.edge.fit import fit as fit_devices
@@ -105,7 +106,7 @@ def _print(console: Console, told: dict[str, Any], devices: Devices, file: Path 
         shown.add_column(title, justify="right" if title == "" else "left", no_wrap=True)
     for kind, row in told["kinds"].items():
         cells = [_range(row[key], UNITS[key][1]) if key in row else "" for key in UNITS]
-        shown.add_row(kind, str(row["devices"]), *cells)
+        shown.add_row(escape(printable(kind)), str(row["devices"]), *cells)
     console.print(shown)
     console.print("5 %, median and 95 % of each kind; all devices, from slow to fast:\n", style="dim", highlight=False)
     for key, (name, unit) in UNITS.items():

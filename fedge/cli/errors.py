@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from fedge.algorithms.accounting import MissingAccountant
+from fedge.cli.text import printable
 from fedge.data import DataError
 from fedge.engine.clients.run_task import StepError
 from fedge.engine.clients.worker import ClientError
@@ -53,5 +54,5 @@ def fail(message: str, code: int, group: Group | None = None) -> typer.Exit:
     """Say it on stderr; raise what comes back."""
     if group is None or group.speaks():
         typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-        typer.echo(" ".join(message.split()), err=True)
+        typer.echo(" ".join(printable(message).split()), err=True)
     return typer.Exit(code)

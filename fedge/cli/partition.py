@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedge.cli.errors import one_line
 from fedge.cli.picture import save_picture
-from fedge.cli.text import to_json
+from fedge.cli.text import printable, to_json
 from fedge.experiment import ExperimentError, load_federation
 from fedge.federation import Federation
 from fedge.report import partition_figure
@@ -92,7 +92,9 @@ def _print(console: Console, federation: Federation, found: dict[str, Any], out:
 def heat_map(federation: Federation, width: int, rows: int = CLIENTS) -> list[Text]:
     """The first clients down, labels across, examples as numbers on a shade; a dot is none."""
     counts = federation.label_counts()[:rows].tolist()
-    names = list(federation.data.names) or [str(label) for label in range(federation.data.classes)]
+    names = [printable(name) for name in federation.data.names] or [
+        str(label) for label in range(federation.data.classes)
+    ]
     clients = _clients(federation, len(counts))
     room, least = width - len(clients[0]) - 2, max(3, *(len(str(count)) + 1 for row in counts for count in row))
     wide = max(least, min(max(map(len, names)) + 1, room // len(names)))  # whole names where they fit
@@ -118,7 +120,7 @@ def _three(found: dict[str, float]) -> str:
 
 def _clients(federation: Federation, rows: int) -> list[str]:
     """What the first clients are called, all equally wide."""
-    named = [federation.name(client) if federation.names else f"client {client}" for client in range(rows)]
+    named = [printable(federation.name(client)) if federation.names else f"client {client}" for client in range(rows)]
     wide = max(10, min(WIDEST, max(map(len, named))))
     return [f"{one if len(one) <= wide else one[: wide - 1] + '…':>{wide}}" for one in named]
 

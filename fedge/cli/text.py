@@ -21,6 +21,11 @@ def say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
+def printable(text: str) -> str:
+    """A text of somebody's file, without what a terminal would act on."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
 def percent(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.1f}"
 

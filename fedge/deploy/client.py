@@ -128,7 +128,7 @@ class Device:
         client = partition_id(context)
         found = self._algorithms()
         _, y = self._load(client)
-        rows = {label: _rows(algorithm, y) for label, algorithm in found.items()}
+        rows = {label: rows_of(algorithm, y) for label, algorithm in found.items()}
         return pack({"client": client, "examples": len(y), "rows": rows})
 
     def keep(self, head: dict[str, Any], blobs: dict[str, bytes], context: Context) -> RecordDict:
@@ -194,7 +194,7 @@ def _who(context: Context) -> dict[str, int]:
         return {}
 
 
-def _rows(algorithm: Algorithm[Any], y: Tensor) -> list[int]:
+def rows_of(algorithm: Algorithm[Any], y: Tensor) -> list[int]:
     """The rows that this node works on, from its own labels; none for an algorithm without rows."""
     handle = Handle(algorithm.model, algorithm.loss, torch.device("cpu"))
     holds = next((task.holds for task in algorithm.tasks(handle).values() if task.holds is not None), None)

@@ -277,4 +277,4 @@ def _seconds(letter: Letter) -> tuple[float, float]:
         start, work = float(found.get("start", 0)), float(found.get("work", 0))
     except Exception:  # telemetry must not cost more than itself
         return 0.0, 0.0
-    return (start, work) if math.isfinite(start + work) else (0.0, 0.0)
+    return (start, work) if math.isfinite(start + work) and min(start, work) >= 0 else (0.0, 0.0)

@@ -50,6 +50,7 @@ class Roster:
     pass is released: nothing is sent to it, and nobody waits for it, until it has said again who it is (`Silence`).
 
     `keys` are the clients by fingerprint of their key (`read_keys`): no node can be another client than its key's.
+    `sizes` and `holds` are how many examples and which rows, by label, every client must have, where that is known.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class Roster:
         say: Say = lambda line: None,
         sizes: Sequence[int] | None = None,
         keys: Mapping[str, int] | None = None,
+        holds: Callable[[int, str], list[int]] | None = None,
     ) -> None:
-        self.identities = Identities(keys)
+        self.identities, self.holds = Identities(keys), holds
         self.grid, self.clients, self.labels, self.say = grid, clients, tuple(labels), say
         self.nodes: dict[int, int] = {}  # client -> node, of those that are connected
         self.rows: dict[int, dict[str, list[int]]] = {}  # client -> by label
@@ -187,7 +189,20 @@ class Roster:
                 "it did not say which rows it holds, each once: give it the same experiment and version of fedge"
             )
         self._check_examples(client, head.get("examples"))
+        for label in self.labels if self.holds is not None else ():
+            self._check_rows(client, label, rows[label])
         return client
+
+    def _check_rows(self, client: int, label: str, rows: list[int]) -> None:
+        """Who claims labels that it does not have would count in the means of all of them."""
+        assert self.holds is not None
+        wanted = self.holds(client, label)
+        if sorted(rows) != sorted(wanted):
+            said = f"{sorted(rows)[:NAMED]}{'...' * (len(rows) > NAMED)}"
+            raise ValueError(
+                f"it says that it holds the labels {said}, client {client} of the experiment holds others: give it the "
+                "same experiment and data"
+            )
 
     def _check_examples(self, client: int, examples: Any) -> None:
         if type(examples) is not int or not 0 < examples < 2**53:

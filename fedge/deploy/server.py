@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedge.core import Algorithm, S
-from fedge.deploy.client import Algorithms, Examples, client_app
+from fedge.deploy.client import Algorithms, Examples, client_app, rows_of
 from fedge.deploy.events import Reporter
 from fedge.deploy.flower import FlowerLink
 from fedge.deploy.identity import read_keys
@@ -103,6 +103,12 @@ RUN_CONFIG: dict[str, Any] = {
 }
 
 
+def _holds(setup: Setup, client: int, label: str) -> list[int]:
+    """The rows that a client of the experiment works on."""
+    federation = setup.federation
+    return rows_of(setup.algorithms[label], federation.data.train_y[federation.examples(client)])
+
+
 def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Reporter) -> None:
     job = plan(file, (), Path(str(config["out"])) if config["out"] else None, bool(config["resume"]))
     experiment = replace(job.experiment, train=job.experiment.train | {"checkpoint_every": 1})
@@ -111,7 +117,7 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
         reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
     sizes = setup.federation.sizes.tolist()
     keys = read_keys(str(config["keys"])) if config["keys"] else None
-    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say, sizes, keys)
+    roster = Roster(grid, setup.federation.clients, setup.algorithms, reporter.say, sizes, keys, partial(_holds, setup))
     deadline = float(config["deadline"])
     roster.wait(int(config["nodes"]) or setup.federation.clients, float(config["wait"]), deadline, reporter.stop)
 

@@ -10,6 +10,7 @@ it worked, and the bytes of its messages. What each client had to do is counted 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,12 +51,13 @@ class Counting(Around):
 
 
 class Seen(NamedTuple):
-    """One client in one phase: process start and work in seconds, and the bytes of its messages, both ways."""
+    """One client in one phase: process start and work in seconds, the bytes of its messages both ways, and up alone."""
 
     client: int
     start: float
     work: float
     moved: float
+    up: float
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,30 @@ class Fitted(NamedTuple):
 
 
 def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
-    """The phases that a run's records have; one in which a node was lost took as long as that took to be seen."""
+    """The phases that a run's records have; one in which a node was lost took as long as that took to be seen.
+
+    Seconds are what nodes say: one that says what cannot be is left out of the phase, and a phase that is none as well.
+    """
     found = []
     for record in records:
-        for phase in record.get("phases") or []:
-            seen = tuple(Seen(client, start, work, down + up) for client, start, work, down, up in phase["clients"])
-            if seen and all(one.work > 0 for one in seen):
-                found.append(Logged((phase["round"], phase["phase"]), phase["seconds"], seen))
+        phases = record.get("phases")
+        for phase in phases if isinstance(phases, list) else []:
+            try:
+                at, seconds = (int(phase["round"]), int(phase["phase"])), float(phase["seconds"])
+                told = [_seen(seconds, *entry) for entry in phase["clients"]]
+            except (TypeError, ValueError, KeyError, OverflowError):
+                continue
+            seen = tuple(one for one in told if one.work > 0)
+            if seen and math.isfinite(seconds) and not any(one.work <= 0 and one.up <= 0 for one in told):
+                found.append(Logged(at, seconds, seen))
     return found
+
+
+def _seen(seconds: float, client: int, start: float, work: float, down: float, up: float) -> Seen:
+    """One client's entry; no work if what it says of it is not within the phase."""
+    numbers = [float(one) for one in (start, work, down, up)]
+    fits = all(map(math.isfinite, numbers)) and min(numbers) >= 0 and numbers[1] <= seconds
+    return Seen(int(client), min(numbers[0], seconds), numbers[1] if fits else 0.0, numbers[2] + numbers[3], numbers[3])
 
 
 def fit(phases: list[Logged], flops: Jobs) -> Fitted:

@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedge
 from fedge.core import At
 from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, memory
+from fedge.deploy.client import rows_of
 from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
 from fedge.edge import Clock, PartialWork, Profiles
 from fedge.engine import Loopback, TooFewReplies
@@ -586,6 +587,25 @@ def test_a_node_with_other_examples_than_the_experiment_gives_it_is_left_out() -
     assert said[0] == (
         f"node 101 is left out: it has {sizes[1] - 1} examples, client 1 of the experiment has {sizes[1]}: give it the "
         "same experiment and data"
+    )
+
+
+def test_a_node_that_claims_other_labels_than_the_experiment_gives_it_is_left_out() -> None:
+    said: list[str] = []
+    algorithm = algorithms()["fedova_fedavg"]
+    yard = Yard(client_app(algorithm, load), range(2))
+
+    def greedy(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        return with_content(reply, pack(head | {"rows": {"": [0, 1, 2]}}, blobs))
+
+    yard.faults[101] = greedy
+    roster = Roster(yard, CLIENTS, [""], said.append, holds=lambda client, label: rows_of(algorithm, load(client)[1]))
+    roster.wait(1, 0, 5)
+    assert list(roster.nodes) == [0]
+    assert said[0] == (
+        "node 101 is left out: it says that it holds the labels [0, 1, 2], client 1 of the experiment holds others: "
+        "give it the same experiment and data"
     )
 
 

@@ -78,10 +78,30 @@ def test_a_node_that_is_silent_time_and_again_is_left_alone_for_longer_and_longe
     assert asked[:2] == [1, 2], "once is nothing"
     assert all(2**k <= gap <= 2**k + 1 for k, gap in enumerate(gaps))  # a greeting may be heard a round later
     assert len(asked) >= 4
-    assert reasons[2].endswith("in round 2; silent 2 times in a row, it is asked again after 1 round")
+    assert reasons[2].endswith("in round 2; silent 2 times, it is asked again after 1 round")
     silent[0] = False
     run = more(link, run, rounds=18)
     assert rounds_of(run)[-1] == []
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["answers", "leaves"])
+def test_a_node_that_is_silent_in_every_second_round_is_left_alone_as_well(leaves: bool) -> None:
+    """It does its work in between, or leaves for a moment: what it can cost is a few deadlines, not half of them."""
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, deadline=0.5)
+    turn, real, looks = itertools.count(), yard.get_node_ids, itertools.count()
+
+    def fault(reply: Message) -> Message | None:
+        if "seconds" not in unpack(reply.content)[0]:
+            return reply
+        return None if leaves or next(turn) % 2 == 0 else reply
+
+    yard.faults[NODE] = fault
+    if leaves:
+        yard.get_node_ids = lambda: [one for one in real() if one != NODE or next(looks) % 2]  # type: ignore[method-assign]
+    run = more(link, rounds=24)
+    lost = [drop["reason"] for dropped in rounds_of(run) for drop in dropped if drop["client"] == CLIENT]
+    assert 1 <= lost.count("no answer within 0.5 s") <= (7 if leaves else 5)
 
 
 def test_an_app_that_died_is_taken_for_silence() -> None:

@@ -22,7 +22,7 @@ from fedge.engine.uploads.streaming import Part, Sums
 Total = Sums | Stack
 Refused = tuple[list[Drop], list[Job]]  # who was dropped and why, and the jobs
 MAX_RATIO = 1000.0
-LEAST = 1e-3  # of what clients were sent: what is usual is no less
+LEAST = 1e-2  # of what clients were sent: what is usual is no less
 FIRST, SURE = 3, 16.0  # uploads before a median says anything; how far it may still move
 
 
@@ -49,7 +49,7 @@ class Intake:
     are, so that nothing depends on the order.
 
     Where most clients have nothing left to learn, what is usual is next to nothing, and who still learns is no liar: it
-    is at least a thousandth of the largest number that clients have `before` them, which they were sent.
+    is at least a hundredth of the largest number that clients have `before` them, which they were sent.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ there is), and apart from them of the small ones beside these, such as counters.
 the clients of an ask, so that one of two cannot raise it; of a client with several rows (FedOVA) over its rows first,
 so that who claims many has no more say. If some are 0 it is at least the upper median of the others, or 1 if that is
 less: these may be the liars alone, and one of them next to 0. For small parts it is at least 1, for large ones at least
-a thousandth of the largest number in what clients were sent (`Intake`).
+a hundredth of the largest number in what clients were sent (`Intake`).
 
 Losses at candidates (`Task.losses`) are no measure of a client: a candidate may overflow at one client alone. A number
 that is far beyond the median of its place, or not finite, counts for so much that the candidate is not chosen:
@@ -105,7 +105,8 @@ def sizes(upload: Payload, losses: tuple[str, ...]) -> list[Tensor | None]:
 
 def magnitude(parts: Sequence[Params]) -> float:
     """The largest magnitude in the large ones of some parts, 0 if there is none, or none that is finite."""
-    leaves = [leaf for part in parts if tree.size(part) >= SMALL for leaf in part.values() if leaf.is_floating_point()]
+    least = min(SMALL, max(map(tree.size, parts), default=0))
+    leaves = [leaf for part in parts if tree.size(part) >= least for leaf in part.values() if leaf.is_floating_point()]
     found = max((float(leaf.abs().max()) for leaf in leaves if leaf.numel()), default=0.0)
     return found if math.isfinite(found) else 0.0
 
