@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from numbers import Integral
 from typing import Any
@@ -14,8 +15,10 @@ from fedge.engine.links.base_link import Around, BaseLink
 from fedge.engine.runtime import Runtime
 from fedge.federation import Federation
 from fedge.inputs import described, take
-from fedge.losses import LOSSES, CrossEntropy, bce, cross_entropy, huber, mae, mse
+from fedge.losses import LOSSES, CrossEntropy, bce, by_target, cross_entropy, huber, mae, mse
 
+log = logging.getLogger("fedge")
+FAR = 10.0  # a mean or a deviation of targets for which usual step sizes are not made
 FOR_NUMBERS = (mse, mae, huber, bce)  # losses of floating-point targets
 
 
@@ -77,6 +80,7 @@ def check_model(algorithm: Algorithm[Any], runtime: Runtime, params: Params) -> 
     x, y = runtime.x, runtime.y
     _check_loss(algorithm.loss)
     _check_targets(algorithm.loss, y)
+    _say_scale(algorithm.loss, y)
     try:
         algorithm.check(runtime.handle, params, x, y)
         runtime.handle.check_loss(params, take(x, slice(2)), y[:2])
@@ -96,6 +100,26 @@ def _check_targets(loss: Any, y: Tensor) -> None:
             f"the targets are class numbers ({y.dtype}) and the loss is {loss.__name__}, which is for floating-point "
             "ones: leave out loss=, or, if they are quantities, give them as floating-point numbers"
         )
+
+
+_TOLD: set[str] = set()
+
+
+def _say_scale(loss: Any, y: Tensor) -> None:
+    """Targets far from 0 and 1 make steps of the usual size diverge: said once, with the remedy."""
+    if not y.is_floating_point() or not any(loss is one for one in (by_target, mse, mae, huber)):
+        return
+    mean, deviation = float(y.double().mean()), float(y.double().std(correction=0))
+    if max(abs(mean), deviation) <= FAR:
+        return
+    told = (
+        f"the targets have mean {mean:.4g} and standard deviation {deviation:.4g}: with a usual step size "
+        f"{'mse' if loss is by_target else loss.__name__} diverges or learns little; train on (y - {mean:.4g}) / "
+        f"{deviation or 1:.4g} and turn predictions back, or lower lr"
+    )
+    if told not in _TOLD:
+        _TOLD.add(told)
+        log.warning(told)
 
 
 def _check_loss(loss: Any) -> None:

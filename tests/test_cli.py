@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import logging
 import os
 import re
 import signal
@@ -646,3 +647,43 @@ name = "fedavg"
     assert result.exit_code == 1
     assert "Private needs dp-accounting: pip install 'fedge[private]'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("algorithm.lr=[0.1, 0.2]", "write lr = {sweep = [0.1, 0.2]}"),
+        ("train.seed=[0, 1]", "write seeds = [0, 1]"),
+    ],
+)
+def test_a_list_in_the_place_of_a_value_gets_a_hint_at_sweeps(here: Path, setting: str, remedy: str) -> None:
+    assert f"; to run it with each of them, {remedy}" in " ".join(run("--set", setting).stderr.split())
+    assert "to run it" not in run("--set", 'algorithm.lr=["a", "b"]').stderr
+
+
+def test_sweep_with_a_file_says_what_runs_it(here: Path) -> None:
+    assert "`fedge run small.toml` runs a sweep" in call("sweep", "small.toml").stderr
+    (here / "runs").mkdir()
+    assert "`fedge sweep show runs` shows a sweep" in call("sweep", "runs").stderr
+    assert "No such command 'shw'" in call("sweep", "shw").stderr
+
+
+@pytest.mark.parametrize("table", ["model", "algorithm"])
+def test_an_own_part_that_is_not_there_is_said_with_its_setting(here: Path, table: str) -> None:
+    (here / "mine.py").write_text("def load(): ...\n")
+    said = run("--set", f"{table}.name=mine.py:Net").stderr
+    assert said.startswith("Error: --set ")
+    assert "there is no 'Net'" in said
+
+
+def test_verbose_shows_the_remarks_of_the_log(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.getLogger("fedge")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "level", log.level)
+    (here / "mine.py").write_text(
+        "import torch\ndef net():\n    return torch.nn.Sequential(torch.nn.Flatten(), "
+        "torch.nn.Linear(64, 10), torch.nn.Softplus())\n"
+    )
+    words = ["--set", "model.name=mine.py:net", "--set", "train.rounds=1", "--no-report"]
+    assert "clients are computed in the way" not in run(*words, "--out", "a").stderr
+    assert "clients are computed in the way" in run(*words, "--verbose", "--out", "b").stderr

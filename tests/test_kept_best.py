@@ -222,3 +222,19 @@ def test_an_lstm_is_exported_without_a_warning(tmp_path: Path) -> None:
         run.save(tmp_path / "net.pt2")
     assert (tmp_path / "net.pt2").is_file()
     assert repr(run).startswith("Run(FedAvg, 1 round,")
+
+
+def test_results_have_the_best_round_and_what_was_measured_then(tmp_path: Path) -> None:
+    run = train(4, observe=observe(), out=tmp_path / "run")
+    (row,) = fedge.results(tmp_path / "run")
+    then = run.history[1]
+    assert (row["best_round"], row["best_wave"], row["best_loss"]) == (2, 0.9, then["test_loss"])
+    assert row["final_wave"] == 0.1
+
+
+def test_a_loaded_run_knows_why_it_ended(tmp_path: Path) -> None:
+    ends = fedge.Observe(until=lambda history: "enough" if len(history) == 2 else "")
+    run = train(4, observe=ends, out=tmp_path / "run")
+    assert run.ended == "enough" == fedge.load_run(tmp_path / "run", ALGORITHM).ended
+    train(2, out=tmp_path / "all")
+    assert fedge.load_run(tmp_path / "all", ALGORITHM).ended == ""

@@ -362,3 +362,15 @@ def test_targets_that_look_like_a_regression_are_refused() -> None:
         fedge.data.from_arrays(x[:2], [7, 1], x[2:4], [1, 1], classes=2)
     with pytest.raises(ValueError, match=r"train_y\[0, 1\] is -1, .*labels that do not count are -100"):
         fedge.data.from_arrays(x[:2], [[1, -1], [1, 1]], x[2:4], [[1, 1], [0, 0]])
+
+
+def test_targets_far_from_zero_are_said_once_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(40, 5, generator=generator())
+    y = 2000 + 500 * x[:, 0]
+    for _ in range(2):
+        data = fedge.data.from_arrays(x[:30], y[:30], x[30:], y[30:])
+        fedge.train(fedge.FedAvg(linear(5, 1), lr=1e-4), fedge.Federation(data, LISTS), rounds=1)
+    (said,) = [one.getMessage() for one in caplog.records]
+    mean, deviation = float(y[:30].mean()), float(y[:30].std(correction=0))
+    assert f"the targets have mean {mean:.4g} and standard deviation {deviation:.4g}" in said
+    assert f"train on (y - {mean:.4g}) / {deviation:.4g} and turn predictions back, or lower lr" in said

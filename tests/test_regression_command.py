@@ -92,11 +92,16 @@ def test_a_sweep_names_what_has_no_room_and_keeps_its_labels(here: Path) -> None
     assert "%" not in said
 
 
-def test_metrics_are_left_out_from_the_last_one_on() -> None:
-    head, rows = ["algorithm", "final\nr2", "final\nmae", "MB"], [["a" * 40, "0.5", "0.25", "1"]]
-    assert left_out(head, rows, ["r2", "mae"], 22 + 2 + 5 + 2 + 5 + 2 + 2) == []
-    assert left_out(head, rows, ["r2", "mae"], 22 + 2 + 5 + 2 + 5 + 2 + 1) == ["mae"]
-    assert left_out(head, rows, ["r2", "mae"], 10) == ["r2", "mae"]
+def test_metrics_that_nobody_asked_for_are_left_out_first_and_own_ones_last() -> None:
+    head, rows = (
+        ["algorithm", "final\nmine", "final\nr2", "final\nmae", "MB\nup"],
+        [["a" * 40, "7", "0.5", "0.25", "1"]],
+    )
+    metrics = ["mine", "r2", "mae"]
+    assert left_out(head, rows, metrics, 22 + 3 * 7 + 4) == []
+    assert left_out(head, rows, metrics, 22 + 3 * 7 + 3) == ["final\nmae"]
+    assert left_out(head, rows, metrics, 22 + 7) == ["final\nmae", "final\nr2", "MB\nup"]
+    assert left_out(head, rows, metrics, 10) == ["final\nmae", "final\nr2", "MB\nup", "final\nmine"]
 
 
 @pytest.mark.parametrize("more", [[], ["train.seeds=[0, 1]"]])

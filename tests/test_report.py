@@ -30,6 +30,7 @@ from fedge.report import (
     write_report,
 )
 from fedge.report.curves import _scale, accuracy
+from fedge.report.figures import drawn_metrics
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.series import elapsed, megabytes, running_mean
 from fedge.report.style import _columns
@@ -506,3 +507,14 @@ def test_tensorboard_gets_the_numbers_of_a_round(tmp_path: Path, monkeypatch: py
 def test_exported_names_are_complete() -> None:
     assert sorted(report.__all__) == report.__all__
     assert all(hasattr(report, name) for name in report.__all__)
+
+
+def test_metrics_that_were_asked_for_are_all_drawn_and_the_others_counted(tmp_path: Path) -> None:
+    own, unasked = [f"mine{n}" for n in range(10)], [f"client_{n}" for n in range(10)]
+    values = {f"test_{name}": 0.5 for name in (*unasked, *own)}
+    run = bare_run(tmp_path / "run", [{"round": n, "test_loss": 1.0, "seconds": 0.1, **values} for n in (1, 2)])
+    drawn, gone = drawn_metrics(read_all([run]))
+    assert drawn == [*unasked[:8], *own]
+    assert gone == unasked[8:]
+    page = write_report([run], tmp_path).read_text()
+    assert "No figure of client_8, client_9: of the metrics that are computed without being asked for" in page

@@ -188,7 +188,10 @@ NOT_CHAINS = {
     "a hook": (hooked, "hooks"),
     "tied weights": (tied, "shared"),
     "frozen weights": (frozen, "'0.weight' is frozen"),
-    "a norm": (lambda: Layers(nn.Linear(6, 4), nn.GroupNorm(2, 4)), r"'1' \(GroupNorm\) has no rule"),
+    "a norm": (
+        lambda: Layers(nn.Linear(6, 4), nn.GroupNorm(2, 4)),
+        r"'1' \(GroupNorm\) is no layer with a written gradient",
+    ),
     "a stride": (lambda: Layers(nn.Conv2d(1, 1, 3, stride=2)), "stride"),
     "groups": (lambda: Layers(nn.Conv2d(2, 2, 3, groups=2)), "groups"),
     "overlap": (lambda: Layers(nn.Conv2d(1, 1, 3), nn.MaxPool2d(3, 2)), "overlaps"),
@@ -291,7 +294,7 @@ def test_what_is_not_a_chain_is_told_once(caplog: pytest.LogCaptureFixture) -> N
         Simulator(fedge.FedAvg(fedge.models.mlp(6, (5,), 3).double()), federation)
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "the model is not a chain of known layers ('1' (Softplus) has no rule): "
+        "the model is not a chain of known layers ('1' (Softplus) is no layer with a written gradient): "
         "clients are batched function by function"
     ]
 

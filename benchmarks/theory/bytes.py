@@ -1,4 +1,4 @@
-"""Theorem 3: bytes a round from the ledger, star and tree, total and longest path, for FedAvg and FisherLBFGS.
+"""Theorem 3: bytes per round from the ledger, star and tree, total and longest path, for FedAvg and FisherLBFGS.
 
 star   every client has its own copy sent and sends its own upload; all of them pass the server's link, one after
        another, so the longest path is the total

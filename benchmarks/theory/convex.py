@@ -57,7 +57,7 @@ def gaps(f: Objective, best: float, kind: str, rounds: int, cohort: int | None =
 
 
 def rate(curve: list[float], begin: int, end: int) -> float:
-    """The factor a round of the exponential that fits best between two rounds."""
+    """The factor per round of the exponential that fits best between two rounds."""
     slope = np.polyfit(np.arange(begin, end), np.log(curve[begin:end]), 1)[0]
     return float(np.exp(slope))
 

@@ -24,7 +24,7 @@ def exact(result: dict[str, Any]) -> str:
     ]
     sure = f"f* = {optimum['value']:.12f} (SciPy, gradient norm {optimum['gradient_norm']:.0e}, so off by at most "
     sure += f"{optimum['error_bound']:.0e})."
-    return sure + "\n\n" + table(("partition", "factor a round", "rounds to 1e-8", "smallest gap"), rows)
+    return sure + "\n\n" + table(("partition", "factor per round", "rounds to 1e-8", "smallest gap"), rows)
 
 
 def noise(result: dict[str, Any]) -> str:

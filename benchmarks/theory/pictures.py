@@ -101,8 +101,8 @@ def draw_bytes(result: dict[str, Any]) -> Figure:
         total.loglog(taus, [row["tree_total"] for row in rows], "-", label=f"{name}: tree", **style)
         path.loglog(taus, [row["star_path"] for row in rows], "o--", label=f"{name}: star", **style)
         path.loglog(taus, [row["tree_path"] for row in rows], "s-", label=f"{name}: tree", **style)
-    dress(total, "clients a round, τ", "bytes a round")
-    dress(path, "clients a round, τ", "")
+    dress(total, "clients per round, τ", "bytes per round")
+    dress(path, "clients per round, τ", "")
     total.set_title("total over all links", fontsize=TEXT)
     path.set_title("longest path", fontsize=TEXT)
     for axes in (total, path):

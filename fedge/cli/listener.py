@@ -65,4 +65,4 @@ def outcome(line: Line) -> str:
     after = "a round" if line["rounds"] == 1 else f"{line['rounds']} rounds"
     fallen = f", collapsed from {percent(line['best_accuracy'])} %" if collapsed(line) else ""
     reached = standing(line["final_accuracy"], line.get("final_loss")) or "not evaluated"
-    return f"{reached} after {after}{fallen}, {pace(line['seconds_a_round'])}"
+    return f"{reached} after {after}{fallen}, {pace(line['seconds_a_round'])} (median)"

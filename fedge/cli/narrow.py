@@ -1,4 +1,7 @@
-"""Tables that fit the terminal: columns that find no room are left out and named, metrics first, the labels never."""
+"""Tables that fit the terminal: columns that find no room are left out and named.
+
+Metrics that nobody asked for go first, the user's own last, the labels never.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedge.cli.text import say
+from fedge.report.series import is_asked_for
 
 LABEL = 22  # letters of a label that have room on one line
 GAP = 2  # columns of the terminal between two of the table
@@ -20,7 +24,7 @@ SPARE = (
     "best\nloss",
     "MB\ndown",
     "MB\nup",
-)  # go without these first, if metrics are not enough
+)  # go without these in this order
 
 
 def title_of(metric: str) -> str:
@@ -30,35 +34,24 @@ def title_of(metric: str) -> str:
 def show(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[str], all_: str
 ) -> None:
-    """Print the table; of the metrics as many as fit, and where all of them are."""
-    own = [name for name in metrics if title_of(name) in head]
-    out = left_out(head, rows, own, console.width)
-    titles = [title_of(name) for name in out]
-    spared = spare(head, rows, titles, console.width)
-    console.print(_table(head, rows, [*titles, *spared]))
-    if named := [*out, *(" ".join(title.split()) for title in spared)]:
+    """Print the table with the columns that fit, and say which did not, and where they are."""
+    out = left_out(head, rows, metrics, console.width)
+    console.print(_table(head, rows, out))
+    if out:
+        named = [" ".join(title.split()) for title in head if title in out]
         say(console, f"no room for {', '.join(named)}: {all_}")
 
 
-def spare(head: Sequence[str], rows: Sequence[Sequence[str]], without: Sequence[str], room: int) -> list[str]:
-    """The columns of SPARE, the first of them first, without which too the rest of the table fits."""
-    gone = list[str]()
-    for title in SPARE:
-        if _needed(_widths(head, rows), head[0], [*without, *gone]) <= room:
+def left_out(head: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[str], room: int) -> list[str]:
+    """The titles without whose columns the table fits: metrics that nobody asked for, then SPARE, then the others."""
+    unasked = [title_of(name) for name in metrics if not is_asked_for(name)]
+    asked = [title_of(name) for name in metrics if is_asked_for(name)]
+    gone, widths = list[str](), _widths(head, rows)
+    for title in (*reversed(unasked), *SPARE, *reversed(asked)):
+        if _needed(widths, head[0], gone) <= room:
             break
         gone += [title] if title in head else []
     return gone
-
-
-def left_out(head: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[str], room: int) -> list[str]:
-    """The metrics, from the last one on, without whose columns the table fits."""
-    widths = _widths(head, rows)
-    needed = _needed(widths, head[0], [])
-    kept = len(metrics)
-    while kept and needed > room:
-        kept -= 1
-        needed -= widths[title_of(metrics[kept])]
-    return list(metrics[kept:])
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:

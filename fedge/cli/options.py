@@ -27,5 +27,8 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say too how clients are computed, and why: fedge's log on stderr.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write a page with figures at the end.")]

@@ -70,12 +70,12 @@ def print_table(console: Console, found: Sequence[Row], goal: float | None, fold
 
 
 def _measured(found: Sequence[Row]) -> Mapping[str, Callable[[Row], str]]:
-    """What says how good a run is, by title: accuracies, or where no run has one the loss and the first metrics."""
-    if any(row["final_accuracy"] is not None for row in found) or not any(row["metrics"] for row in found):
-        return {f"{one}\nacc %": partial(_accuracy, key=f"{one}_accuracy") for one in ("final", "best")}
+    """What says how good a run is, by title: accuracies, or where no run has one the loss; then the metrics."""
     names = list(dict.fromkeys(name for row in found for name in row["metrics"]))
-    losses = {f"{one}\nloss": partial(_loss, key=f"{one}_loss") for one in ("final", "best")}
-    return losses | {title_of(name): partial(_metric, name=name) for name in names}
+    more = {title_of(name): partial(_metric, name=name) for name in names}
+    if any(row["final_accuracy"] is not None for row in found) or not names:
+        return {f"{one}\nacc %": partial(_accuracy, key=f"{one}_accuracy") for one in ("final", "best")} | more
+    return {f"{one}\nloss": partial(_loss, key=f"{one}_loss") for one in ("final", "best")} | more
 
 
 def _accuracy(row: Row, key: str) -> str:

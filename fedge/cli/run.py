@@ -20,7 +20,7 @@ from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
 from fedge.cli.progress import Display, Lines, Live
 from fedge.cli.results import failures, note, print_table, rows, with_rounds
 from fedge.cli.sweep import run_sweep, sweep_result
-from fedge.cli.text import say, to_json
+from fedge.cli.text import listen, say, to_json
 from fedge.cli.torchrun import program, stopping
 from fedge.engine.ranks.process_group import Group, RankLost, joined
 from fedge.experiment import ExperimentError, Outcome, Plan, Watch, build, compare, plan
@@ -36,6 +36,7 @@ def run(
     resume: bool,
     device: str | None,
     quiet: bool,
+    verbose: bool,
     json: bool,
     tensorboard: bool,
     track: list[str] | None,
@@ -49,6 +50,8 @@ def run(
         console = Console(stderr=json, quiet=quiet or not group.leads)
         if not group.leads:
             logging.getLogger("fedge").setLevel(logging.ERROR)
+        elif verbose:
+            listen()
         tools = _tools(tensorboard, track or [])
         job = group.first(lambda: plan(experiment, chosen, out, resume))
         if job.sweep.swept or jobs > 1:

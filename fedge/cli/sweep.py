@@ -32,7 +32,8 @@ from fedge.sweep.store import Line
 from fedge.sweep.whole import work
 
 NOTHING = "–"
-SHOWN = ("final test", "best test", "MB in total", "rounds to", "MB to")  # beginnings of the titles
+ON_DEVICES = {"seconds on the devices": "device\ns", "joules": "energy\nJ"}
+SHOWN = ("final test", "best test", "MB in total", "seconds on the devices", "joules", "rounds to", "MB to")
 
 
 def run_sweep(job: Plan, console: Console, jobs: int, tools: Sequence[str] = ()) -> int:
@@ -106,7 +107,7 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
         return target
     goal = default_target(read) if target is None or has_no_accuracy(read) else target
     groups, metrics = grouped(read), telling_metrics(read)
-    chosen = [one for one in columns(goal, metrics) if one.title.startswith(SHOWN)]
+    chosen = [one for one in columns(goal, metrics) if _is_shown(one.title)]
     head, rows = summary_rows(groups, chosen)
     few = all(run.finished or run.failed for run in read) and len(head) > head.index("rounds") + 1
     kept = [at for at, title in enumerate(head) if title != "rounds" or not few]
@@ -135,8 +136,14 @@ def _marked(text: str, group: Group) -> str:
     return "failed" if failed == group.seeds else f"{text.splitlines()[0]}\n({failed} failed)"
 
 
+def _is_shown(title: str) -> bool:
+    """Of what the devices spent the sum alone: the report has it to the target too."""
+    return title.startswith(SHOWN) and not (title.startswith(tuple(ON_DEVICES)) and " to " in title)
+
+
 def _title(title: str) -> str:
     """In two lines, so that columns are narrow."""
+    title = ON_DEVICES.get(title, title)
     for long, short in ((" test accuracy (%)", "\nacc %"), (" to ", "\nto "), (" in total", ""), (" test ", "\n")):
         title = title.replace(long, short)
     return title

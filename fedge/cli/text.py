@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from typing import Any
 
@@ -14,6 +15,14 @@ def examples(*lines: str) -> str:
     """The end of a help page."""
     shown = "\n\n".join(f"  [cyan]{escape(line)}[/cyan]" for line in lines)
     return f"[bold]Examples[/bold]\n\n{shown}"
+
+
+def listen() -> None:
+    """fedge's log, its remarks too, as plain lines on stderr."""
+    log = logging.getLogger("fedge")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
 
 
 def say(console: Console, line: str) -> None:

@@ -129,7 +129,21 @@ def _value(value: Any, field: Field, where: str) -> Any:
     try:
         return convert(value, field.hint)
     except Mismatch:
-        raise ExperimentError(f"{where}: {complain(field.name, value, field.hint)}") from None
+        hint = _as_a_sweep(value, field)
+        raise ExperimentError(f"{where}: {complain(field.name, value, field.hint)}{hint}") from None
+
+
+def _as_a_sweep(value: Any, field: Field) -> str:
+    """A list where one value is expected, and each of its values would do: what the user may have meant."""
+    if not isinstance(value, list) or not value:
+        return ""
+    try:
+        for one in value:
+            convert(one, field.hint)
+    except Mismatch:
+        return ""
+    several = f"seeds = {value}" if field.name == "seed" else f"{field.name} = {{sweep = {value}}}"
+    return f"; to run it with each of them, write {several}"
 
 
 def _own(value: Any, where: str) -> Any:

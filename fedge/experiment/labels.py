@@ -64,7 +64,7 @@ def _flatten(table: Table, prefix: str = "") -> Table:
 
 def _fields(table: Table) -> Table:
     name = table.get("name")
-    known = ALGORITHM.fields(table, "") if isinstance(name, str) and ALGORITHM.knows(table) else {}
+    known = ALGORITHM.fields(table, "algorithm") if isinstance(name, str) and ALGORITHM.knows(table) else {}
     defaults = {key: one.default for key, one in known.items() if one.plain and one.default is not Required}
     return defaults | {key: value for key, value in table.items() if key not in ("name", "inner", "label")}
 

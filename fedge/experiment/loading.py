@@ -53,9 +53,19 @@ def load_run(
         records(folder)[:rounds],
         Ledger([Row(**row) for row in _rows(folder) if row["round"] <= rounds]),
         content.get("clients", {}),
+        ended="" if best else _ended(folder, rounds),
         example=example,
         problem=_problem(algorithm, handle, example, _about(folder)),
     )
+
+
+def _ended(folder: Path, rounds: int) -> str:
+    """Why it was enough before all rounds were done, if it was."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return ""  # it is not finished
+    return str(summary.get("ended", "")) if summary.get("rounds") == rounds else ""
 
 
 def _problem(algorithm: Algorithm[Any], handle: Handle, example: Inputs, about: dict[str, Any]) -> Problem:

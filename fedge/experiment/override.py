@@ -99,15 +99,15 @@ def _set(table: Table, path: list[str], value: Any, part: Part | None) -> None:
         if not isinstance(table, dict):
             raise ExperimentError(f"--set {'.'.join(path)}: {step} is {table!r}, expected a table")
     if part is not None and key == part.key and value != table.get(key):
-        _drop_fields_of_old(table, part, value)
+        _drop_fields_of_old(table, part, value, path)
     table[key] = value
 
 
-def _drop_fields_of_old(table: Table, part: Part, choice: Any) -> None:
+def _drop_fields_of_old(table: Table, part: Part, choice: Any, path: list[str]) -> None:
     new = {part.key or "": choice}
     if not isinstance(choice, str) or not part.knows(new):
         return  # the check of the whole experiment says so
-    kept = part.fields(new, "")
+    kept = part.fields(new, f"--set {'.'.join(path)}")
     for key in set(table) - set(kept):
         del table[key]
 
@@ -152,4 +152,4 @@ def _nested(table: Any) -> Iterator[Table]:
 
 
 def _known(table: Table) -> list[str]:
-    return ["name", "label", *(ALGORITHM.fields(table, "") if ALGORITHM.knows(table) else ())]
+    return ["name", "label", *(ALGORITHM.fields(table, "algorithm") if ALGORITHM.knows(table) else ())]

@@ -76,7 +76,7 @@ def _layer(call: Call) -> list[Layer]:
         return []
     if (layer := _match(call)) is None:
         kind = "" if call.part is None else f" ({call.target.__name__})"
-        raise NotAChain(f"'{call.name}'{kind} has no rule")
+        raise NotAChain(f"'{call.name}'{kind} is no layer with a written gradient")
     return [layer]
 
 

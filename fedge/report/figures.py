@@ -12,7 +12,7 @@ from fedge.report.curves import accuracy, headline, loss, metric
 from fedge.report.dropouts import dropouts_figure, dropped
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.read import RunFolder
-from fedge.report.series import Against, curve, last, own_metrics
+from fedge.report.series import Against, curve, is_asked_for, last, own_metrics
 from fedge.report.timeline import timeline
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 
 MOST_FEDERATIONS = 4  # heat maps on a page
 MOST_TIMELINES = 4
-MOST_METRICS = 8  # of the user's own, a figure each
+MOST_UNASKED = 8  # figures of metrics client by client, and of those that any regression has
 Section = Literal["curves", "classes", "devices", "federation", "dropouts"]
 WORDS: dict[Against, str] = {
     "rounds": "rounds",
@@ -75,8 +75,16 @@ def _curves(runs: Sequence[RunFolder], target: float | None) -> Iterator[Picture
             yield Picture(f"accuracy_{name}", "curves", f"Accuracy against {words}", drawn)
         if any(curve(run, "test_loss", against).y for run in runs):
             yield Picture(f"loss_{name}", "curves", f"Loss against {words}", loss(runs, against))
-    for name in own_metrics(runs)[:MOST_METRICS]:
+    for name in drawn_metrics(runs)[0]:
         yield Picture(f"metric_{file_name(name)}", "curves", f"{name} against rounds", metric(runs, name))
+
+
+def drawn_metrics(runs: Sequence[RunFolder]) -> tuple[list[str], list[str]]:
+    """The metrics with a figure each, and those without: all that were asked for, and the first few of the others."""
+    every = own_metrics(runs)
+    unasked = [name for name in every if not is_asked_for(name)]
+    gone = unasked[MOST_UNASKED:]
+    return [name for name in every if name not in gone], gone
 
 
 def file_name(metric: str) -> str:

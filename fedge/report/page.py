@@ -11,7 +11,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from fedge.report.curves import NOISY
-from fedge.report.figures import MOST_FEDERATIONS, Picture, Section, federations, listed
+from fedge.report.figures import MOST_FEDERATIONS, MOST_UNASKED, Picture, Section, drawn_metrics, federations, listed
 from fedge.report.filters import Filters
 from fedge.report.groups import Group, grouped
 from fedge.report.losses import other_losses
@@ -86,7 +86,7 @@ def _sections(
         *_notes(runs, groups, goal),
     )
     named = [(one, escape(group.label)) for one, group in zip(classes, groups, strict=True)]
-    yield _section("Accuracy, loss and what they cost", *_curves(groups, drawn, named))
+    yield _section("Accuracy, loss and what they cost", *_curves(groups, drawn, named), *_undrawn(runs))
     if by_class := _figures(drawn, "classes"):
         yield _section("By class", by_class)
     if on_devices := _figures(drawn, "devices"):
@@ -97,6 +97,13 @@ def _sections(
     yield _section("How bytes are counted", f"<p>{escape(BYTES)}</p>")
     yield _section("Configuration", *map(_configuration, groups))
     yield _section("Versions", _versions(runs))
+
+
+def _undrawn(runs: Sequence[RunFolder]) -> Iterator[str]:
+    """Which metrics have no figure, and where they are."""
+    if gone := drawn_metrics(runs)[1]:
+        why = f"of the metrics that are computed without being asked for, the first {MOST_UNASKED} are drawn"
+        yield _note(f"No figure of {', '.join(gone)}: {why}. rounds.jsonl of each run and fedge.results have all.")
 
 
 def _every_run(runs: Sequence[RunFolder], shown: Sequence[tuple[Group, str]], target: float | None) -> Iterator[str]:

@@ -50,6 +50,11 @@ def recorded(run: RunFolder, against: Against) -> bool:
     return against not in ("virtual_seconds", "joules") or last(run, against) is not None
 
 
+def clocked(runs: Iterable[RunFolder]) -> bool:
+    """Whether any run had devices, and a clock with them."""
+    return any(recorded(run, "virtual_seconds") for run in runs)
+
+
 def elapsed(run: RunFolder, against: Against) -> list[float]:
     """For every round: its number, or the MB (setup included), seconds or joules spent to its end."""
     if against == "rounds":
@@ -91,7 +96,12 @@ def telling_metrics(runs: Sequence[RunFolder]) -> list[str]:
     """
     twice = all(map(_is_loss, (record for run in runs for record in run.rounds)))
     found = [name for name in own_metrics(runs) if not (name == "mse" and twice)]
-    return sorted(found, key=lambda name: REGRESSION.get(name, 9 if name.startswith("client_") else 0))
+    return sorted(found, key=lambda name: REGRESSION.get(name, 0 if is_asked_for(name) else 9))
+
+
+def is_asked_for(metric: str) -> bool:
+    """Whether a metric is not one of those that are computed unasked, of a regression or client by client."""
+    return metric not in REGRESSION and not metric.startswith("client_")
 
 
 def _is_loss(record: dict[str, Any]) -> bool:

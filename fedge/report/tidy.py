@@ -11,13 +11,16 @@ from fedge.report.errors import ReportError
 from fedge.report.labels import flatten, varying
 from fedge.report.read import RunFolder, read_all
 from fedge.report.series import (
+    Against,
     best_accuracy,
     check_target,
+    clocked,
     elapsed,
     final_metric,
     last,
     megabytes,
     own_metrics,
+    recorded,
     to_target,
 )
 from fedge.report.targets import stated_target
@@ -25,6 +28,7 @@ from fedge.runs.experiments import run_folders
 
 ALWAYS = ("algorithm.name", "train.seed")
 ROUND = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "up_bytes", "down_bytes", "seconds")
+CLOCK: tuple[Against, Against] = ("virtual_seconds", "joules")
 Row = dict[str, Any]
 
 
@@ -50,8 +54,10 @@ def results(*folders: Path | str, target: float | None = None, per: Literal["run
     `folder`, `label`, `state` (done, failed, unfinished), every field of the configuration in which the runs
     differ (`algorithm.lr`, `train.seed`), and what came of them, your own metrics
     among it (`final_f1`). With a `target` accuracy, that of the experiment file unless another is given, there are also
-    `rounds_to_target` and `megabytes_to_target` (None: not reached). `per="round"` has a row per round instead, with
-    accuracy, loss, metrics, bytes and seconds of that round and `megabytes` up to it.
+    `rounds_to_target` and `megabytes_to_target` (None: not reached). Runs with devices ([edge]) have `virtual_seconds`
+    and `joules` too, and both to the target. With `keep = "best"` there are `best_round`, and the loss and every metric
+    of that round (`best_loss`, `best_f1`). `per="round"` has a row per round instead, with accuracy, loss, metrics,
+    bytes and seconds of that round and `megabytes` up to it.
     """
     if per not in ("run", "round"):
         raise ReportError(f"per is {per!r}, it must be 'run' or 'round'")
@@ -73,10 +79,13 @@ def tidy(folders: Sequence[Path], target: float | None) -> list[Row]:
     runs = read_all(folders)
     more = own_metrics(runs)
     own = on_training_examples(runs)
+    clock, kept = clocked(runs), any("best_round" in run.summary for run in runs)
     return [
         about
         | _outcome(run, target)
+        | (_on_devices(run, target) if clock else {})
         | {f"final_{name}": final_metric(run, name) for name in more}
+        | (_best(run, ["loss", *more]) if kept else {})
         | {key: last(run, key) for key in own}
         for run, about in zip(runs, _about(runs), strict=True)
     ]
@@ -91,7 +100,12 @@ def on_training_examples(runs: Sequence[RunFolder]) -> list[str]:
 def rounds(folders: Sequence[Path]) -> list[Row]:
     """One row per round of every run."""
     runs = read_all(folders)
-    keys = [*ROUND, *(f"test_{name}" for name in own_metrics(runs)), *on_training_examples(runs)]
+    keys = [
+        *ROUND,
+        *(CLOCK if clocked(runs) else ()),
+        *(f"test_{name}" for name in own_metrics(runs)),
+        *on_training_examples(runs),
+    ]
     return [
         about | {"round": record.get("round")} | {key: record.get(key) for key in keys} | {"megabytes": spent}
         for run, about in zip(runs, _about(runs), strict=True)
@@ -109,6 +123,22 @@ def _about(runs: Sequence[RunFolder]) -> list[Row]:
         | {key: one.get(key) for key in sorted(keys)}
         for run, one in zip(runs, flat, strict=True)
     ]
+
+
+def _on_devices(run: RunFolder, target: float | None) -> Row:
+    """Seconds and joules of the devices, where there was a clock."""
+    row: Row = {name: elapsed(run, name)[-1] if run.rounds and recorded(run, name) else None for name in CLOCK}
+    if target is not None:
+        reached = to_target(run, target)
+        row |= {f"{name}_to_target": None if reached is None else getattr(reached, name) for name in CLOCK}
+    return row
+
+
+def _best(run: RunFolder, names: Sequence[str]) -> Row:
+    """The round that was kept, and what was measured then."""
+    best = run.summary.get("best_round")
+    then: Row = next((record for record in run.rounds if record.get("round") == best), {})
+    return {"best_round": best} | {f"best_{name}": then.get(f"test_{name}") for name in names}
 
 
 def _state(run: RunFolder) -> str:

@@ -74,7 +74,8 @@ class Run(Generic[S]):
             return None
         loss = "not finite" if last["test_loss"] is None else f"{last['test_loss']:.3g}"
         what = f"it diverged: the test loss of round {last['round']} is {loss}"
-        return f"{what}; lower the step size, or clip{self.way_back}"
+        scale = ", or train on targets of mean 0 and deviation 1" if "test_mse" in last else ""
+        return f"{what}; lower the step size, or clip{scale}{self.way_back}"
 
     @property
     def rounds(self) -> int:

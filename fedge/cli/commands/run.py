@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, finite
+from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, Verbose, finite
 
 
 def run(
@@ -16,6 +16,7 @@ def run(
     resume: Resume = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     json: Json = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
     track: Annotated[
@@ -45,4 +46,6 @@ def run(
     """
     from fedge.cli import run as work
 
-    work.run(experiment, settings, out, resume, device, quiet, json, tensorboard, track, report, jobs, rank_timeout)
+    work.run(
+        experiment, settings, out, resume, device, quiet, verbose, json, tensorboard, track, report, jobs, rank_timeout
+    )
