@@ -220,6 +220,12 @@ def test_the_reason_of_a_drop_is_short(tmp_path: Path) -> None:
     assert len(drop["reason"]) == 500
 
 
+def test_a_model_that_no_memory_holds_is_one_line() -> None:
+    done = CliRunner().invoke(app, ["run", "--set", "model.hidden=[2147483648]", "--set", "train.rounds=1"])
+    assert done.exit_code == 2
+    assert done.output == "Error: model: there is no memory for mlp of this size: make it smaller\n"
+
+
 def test_names_in_files_do_not_steer_the_terminal(tmp_path: Path) -> None:
     """Words of a file of devices are no mark-up, and no escape sequences."""
     file = tmp_path / "devices.csv"

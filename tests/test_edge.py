@@ -499,10 +499,15 @@ def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
         ("flops,down,up\n1,2,3\n1,0,3\n", "line 3: down is '0', it must be a number above 0"),
         ("flops,down,up,availability\n1,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
         ("flops,down,up,latency\n1,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
+        (
+            "flops,down,up\n5e-324,2,3\n",
+            r"line 2: flops is '5e-324', it must be a number above 0 \(from 1e-09 to 1e\+30\)",
+        ),
+        ("flops,down,up\n1,2,1e300\n", "line 2: up is '1e300', it must be a number above 0"),
         ("flops,down,up,kind\n1,2,3," + "x" * 200_000, r"line \d: field larger than field limit"),
         ("flops,down,up,kind\n1,2,3,\udcff", "it is no text in UTF-8, see byte 25"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text, errors="surrogateescape")

@@ -24,6 +24,7 @@ OPTIONAL = {
     "availability": 1.0,
 }
 COLUMNS = (*NEEDED, *OPTIONAL)
+LEAST, MOST = 1e-9, 1e30  # beyond them seconds and joules are no numbers any more
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ def _number(file: str, line: int, name: str, row: dict[str, str]) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    least = name in NEEDED
-    most = 1.0 if name == "availability" else math.inf
-    endless = value == math.inf and name != "memory"
-    if math.isnan(value) or value < 0 or (least and value == 0) or endless or value > most:
-        wanted = "a number above 0" if least else f"a number of at least 0{' and at most 1' if most == 1 else ''}"
+    needed, boundless = name in NEEDED, name == "memory" and value == math.inf
+    least, most = LEAST if needed else 0.0, 1.0 if name == "availability" else MOST
+    if not (least <= value <= most or boundless):
+        wanted = "a number above 0" if needed else f"a number of at least 0{' and at most 1' if most == 1 else ''}"
+        wanted += f" (from {LEAST:g} to {MOST:g})" if value > 0 and most == MOST and math.isfinite(value) else ""
         raise ValueError(f"{file}, line {line}: {name} is {text!r}, it must be {wanted}")
     return value

@@ -17,6 +17,7 @@ from fedge.core import Algorithm
 from fedge.data import Data, load
 from fedge.edge.settings import Edge
 from fedge.engine import BaseLink
+from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.runtime import Runtime
 from fedge.experiment.device import find
 from fedge.experiment.errors import ExperimentError, at
@@ -194,8 +195,15 @@ def _made_model(table: Table, ends: Table) -> nn.Module:
     options = {key: value for key, value in table.items() if key != "name"}
     options |= {key: ends[key] for key in ends if key in known}
     if (key := MODEL.own_key(table)) is None:
-        with at("model"):
-            model: nn.Module = build(**options)
+        try:
+            with at("model"):
+                model: nn.Module = build(**options)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ExperimentError(
+                f"model: there is no memory for {table['name']} of this size: make it smaller"
+            ) from None
         return model
     seed = options["seed"] if "seed" in known else options.pop("seed")
     with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
