@@ -44,6 +44,7 @@ from benchmarks.algorithms import page as algorithms_page
 from benchmarks.attacks import page as attacks_page
 from benchmarks.edge import measure as edge_measure
 from benchmarks.edge import page as edge_page
+from benchmarks.edge import timed as edge_timed
 from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
 from benchmarks.speed import gpu, peers
@@ -222,6 +223,19 @@ def test_edge(smaller: Smaller, tmp_path: Path) -> None:
     smaller.run(edge.main, "digits")
     assert len(edge_measure.lines()) == len(found), "nothing is done twice"
     assert "| asynchronous FedOVA, FedAsync |" in edge_page.PAGE.read_text()
+
+
+@pytest.mark.parametrize("method", ["FedAvg + spectral", "FedOVA"])
+def test_a_stored_run_is_timed_as_if_it_were_trained_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds, joules and bytes of a real run on the clock, from its accuracies alone."""
+    monkeypatch.setitem(edge_measure.PROBLEMS, "digits", replace(edge_measure.PROBLEMS["digits"], target=0.2))
+    entry = edge_measure.Entry("digits", "LoRa, ten-fold", method, 1)
+    real = edge_measure.run(entry, fedge.Engine("cpu"), rounds=4)
+    curve = {"rounds": 4, "seed": 1, "accuracy": real[0]["accuracy"], "device": "cpu", "setting": {}}
+    found = list(edge_timed._timed([replace(entry, fleet=line["fleet"]) for line in real], curve))
+    for name in ("virtual_seconds", "joules", "virtual_seconds_to", "joules_to", "megabytes_to"):
+        assert [line[name] for line in found] == pytest.approx([line[name] for line in real], rel=1e-12), name
+    assert real[0]["megabytes_to"] > 0
 
 
 def test_the_page_of_the_edge_says_what_was_stored() -> None:

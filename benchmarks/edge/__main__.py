@@ -3,6 +3,7 @@
     python -m benchmarks.edge digits
     python -m benchmarks.edge fmnist kws --device cuda --seconds 500 --out DIR
     python -m benchmarks.edge fmnist kws --device cuda --share 1/3     # every third run, beside the other two thirds
+    python -m benchmarks.edge --timed        # stored runs of benchmarks/rounds, timed without training
     python -m benchmarks.edge --take DIR     # append another folder's results to the published ones
     python -m benchmarks.edge --page         # the page from what is stored
 
@@ -19,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import fedge
-from benchmarks.edge import measure, page
+from benchmarks.edge import measure, page, timed
 from benchmarks.edge.measure import Entry
 
 
 def main() -> None:
     options = parser().parse_args()
-    if options.take:
+    if options.timed:
+        for line in timed.lines(done(options.out)):
+            store((options.out or measure.RESULTS) / "results.jsonl", [line])
+    elif options.take:
         take(options.take)
     elif options.problems:
         do(options)
@@ -44,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     found.add_argument("--share", default="0/1", help="K/N: of all runs the K-th of every N, from 0")
     found.add_argument("--out", type=Path, help="a folder for the results, in place of the published ones")
+    found.add_argument("--timed", action="store_true", help="time the yardstick's stored runs on every fleet")
     found.add_argument("--take", type=Path, metavar="DIR")
     found.add_argument("--page", action="store_true", help="write the page and do no run")
     return found

@@ -90,6 +90,7 @@ WINDOW = 10  # rounds of the late mean
 
 METHODS: dict[str, Build] = {
     "FedAvg": lambda p, model: fedge.FedAvg(model(10), **_local(p), **p.fedavg),
+    "FedAvg + spectral": lambda p, model: fedge.FedAvg(model(10), **_local(p), **p.spectral),
     "Fisher L-BFGS": lambda p, model: fedge.FisherLBFGS(model(10), **_local(p), **p.lbfgs),
     "FedOVA": lambda p, model: fedova(p, model, p.fedova),
     "FedOVA + spectral": lambda p, model: fedova(p, model, p.spectral),
@@ -103,12 +104,14 @@ METHODS: dict[str, Build] = {
     ),
     "asynchronous FedOVA + spectral": lambda p, model: fedge.FedBuff(fedova(p, model, p.spectral), buffer=p.buffer),
 }
-EVERYWHERE = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA + spectral", "FedBuff", "asynchronous FedOVA")
+EVERYWHERE = (
+    "FedAvg", "FedAvg + spectral", "Fisher L-BFGS", "FedOVA", "FedOVA + spectral", "FedBuff", "asynchronous FedOVA"
+)  # fmt: skip
 OVA = ("FedOVA", "asynchronous FedOVA", "asynchronous FedOVA, buffers of 4", "asynchronous FedOVA, FedAsync")
 SPECTRAL_OVA = ("FedOVA + spectral", "asynchronous FedOVA + spectral")
 LATE = ("FedOVA, late mean", "asynchronous FedOVA, buffers of 4, late mean")
-UNEVEN = ("FedAvg", "FedBuff", *OVA, *LATE, *SPECTRAL_OVA)
-WAITS = ("FedAvg", "Fisher L-BFGS", "FedOVA", "FedOVA, late mean", "FedOVA + spectral")
+UNEVEN = ("FedAvg", "FedAvg + spectral", "FedBuff", *OVA, *LATE, *SPECTRAL_OVA)
+WAITS = ("FedAvg", "FedAvg + spectral", "Fisher L-BFGS", "FedOVA", "FedOVA, late mean", "FedOVA + spectral")
 FIRST = ("FedOVA", "asynchronous FedOVA", *LATE, *SPECTRAL_OVA)  # on LTE phones with a ten-fold spread
 
 

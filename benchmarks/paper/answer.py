@@ -13,7 +13,7 @@ from .claims import claims
 from .costs import Costs, shown
 from .places import paper
 from .runs import Runs
-from .tables import cells, markdown, title
+from .tables import Cell, cells, markdown, title
 
 
 class Pair(NamedTuple):
@@ -76,25 +76,28 @@ BETTER = (
 
 
 def _better(runs: Runs, store: Store) -> str:
-    """What to try first, with its figure on the paper's data where there is one beside both methods."""
-    said = []
+    """What to try first, with its figures on the paper's data where there are some beside both methods."""
+    tables = [cells(other, store) for other in runs["noniid"]]
+    said = dict[str, list[tuple[Cell, list[float]]]]()
     for group in runs.get("server-step", []):
-        steps = cells(group, store).get("FedAvg + server step", {})
-        tables = [cells(other, store) for other in runs["noniid"]]
-        for name, step in steps.items():
-            rivals = {
-                label: table[label][name].final
-                for table in tables
-                for label in ("FedOVA", "FedAvg")
-                if name in table[label]
-            }
-            if step.final is not None and len(rivals) == 2 and None not in rivals.values():
-                beside = ", ".join(f"{label} {value:.1f}" for label, value in rivals.items())
-                several = len(step.values("final_accuracy"))
-                seeds = "one seed" if several == 1 else f"{several} seeds"
-                data = paper()["datasets"][step.entry.dataset]
-                said.append(f"on {data} at {title(name)} it ends at {step.final:.1f} % ({beside}; {seeds})")
-    return " ".join([BETTER, *(f"{line[0].upper()}{line[1:]}." for line in said)])
+        for name, step in cells(group, store).get("FedAvg + server step", {}).items():
+            beside = [t[label][name].final for label in ("FedOVA", "FedAvg") for t in tables if name in t[label]]
+            rivals = [value for value in beside if value is not None]
+            if step.final is not None and len(rivals) == 2:
+                said.setdefault(paper()["datasets"][step.entry.dataset], []).append((step, rivals))
+    return " ".join([BETTER, *(_ends(data, row) for data, row in said.items())])
+
+
+def _ends(data: str, row: list[tuple[Cell, list[float]]]) -> str:
+    """Where the server step ends on a data set, beside FedOVA and FedAvg."""
+    steps = [step for step, _ in row]
+    ours, ova, avg = (", ".join(f"{value:.1f}" for value in values) for values in zip(
+        *((step.final or 0.0, *rivals) for step, rivals in row), strict=True
+    ))  # fmt: skip
+    seeds = min(len(step.values("final_accuracy")) for step in steps)
+    where = _names([title(step.entry.cell) for step in steps])
+    few = "one seed" if seeds == 1 else f"{seeds} seeds"
+    return f"On {data} at {where} it ends at {ours} % (FedOVA {ova}; FedAvg {avg}; {few})."
 
 
 def text(runs: Runs, store: Store) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fedge.sweep import Entry, Store
 
@@ -18,9 +18,10 @@ def image(name: str) -> str:
     return f"images/paper-{name}.png"
 
 
-def sections(runs: Runs, store: Store) -> str:
+def sections(runs: Runs, store: Store, names: Iterable[str]) -> str:
+    """Of these experiments, as far as anything of them was run."""
     every = bases(runs, store)
-    return "\n\n".join(section(name, groups, store, every) for name, groups in runs.items() if _any(groups, store))
+    return "\n\n".join(section(name, runs[name], store, every) for name in names if _any(runs.get(name, []), store))
 
 
 def _any(groups: Sequence[Sequence[Entry]], store: Store) -> bool:

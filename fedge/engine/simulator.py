@@ -96,7 +96,7 @@ class Simulator(Folding):
         self.budget = Budget(self.handle, take(self.population.x, 0), self.device)
         self._folds: dict[tuple[Any, ...], Stacked] = {}
         self._steps: dict[str, Traced] = {}
-        self.workers, self.halved = workers or torch.get_num_threads(), False
+        self.workers = workers or torch.get_num_threads()
         self.way = self._first_way(way)
         self.forget()
 
@@ -266,17 +266,18 @@ class Simulator(Folding):
             yield part, part.positions, done
 
     def _sparing(self, at: At, ask: Ask, tasks: list[Task], part: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
-        """A chunk; if there is no memory for it, in two halves, and from then on every chunk is half as large."""
-        try:
-            positions = part.positions.to(self.device)
-            done = self._fold(at, ask, tasks, part, self.way != "plain")
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            self._halve(part.clients.shape[0], error)
-        else:
-            yield part, positions, done
-            return
+        """A chunk; without memory for it, in halves as small as need be, and from then on every chunk is as small."""
+        if self.chunk is None or part.clients.shape[0] <= self.chunk:
+            try:
+                positions = part.positions.to(self.device)
+                done = self._fold(at, ask, tasks, part, self.way != "plain")
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve(part.clients.shape[0], error)
+            else:
+                yield part, positions, done
+                return
         assert self.chunk is not None
         for half in zip(*(leaf.split(self.chunk) for leaf in part), strict=True):
             yield from self._sparing(at, ask, tasks, Jobs(*half))
@@ -285,13 +286,12 @@ class Simulator(Folding):
         self._folds.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        if jobs == 1 or self.halved:
-            once = "once, after the chunk was halved" if self.halved else "for a single client"
+        if jobs == 1:
             raise MemoryError(
-                f"out of memory on {self.device} with {jobs} client(s) at a time, {once}: lower chunk= or the batch "
-                f"size, or use a device with more memory ({str(error).splitlines()[0]})"
+                f"out of memory on {self.device} for a single client: lower the batch size, or use a device with more "
+                f"memory ({str(error).splitlines()[0]})"
             ) from error
-        self.chunk, self.halved = -(-jobs // 2), True
+        self.chunk = -(-jobs // 2)
         log.warning("out of memory with %d clients at a time: going on with %d", jobs, self.chunk)
 
     @property
