@@ -5,8 +5,8 @@ from __future__ import annotations
 from fedge.sweep import Choices, Store
 
 from . import measured
-from .places import paper
 from .parity import parity
+from .places import paper
 from .runs import Runs
 from .tuned import leaders, tuning
 
@@ -34,8 +34,8 @@ What the paper leaves open, and what we chose:
   seed, 200 rounds of Fashion-MNIST), a factor of 0.995 per round cost FedAvg 0.6 points and gained FedOVA nothing (not
   stored either).
 - {parity}
-- **Inputs of CIFAR-10** are in [0, 1]. `standardised = true` would help: on a held-out tenth after 40 rounds, IID, FedAvg
-  with lr 0.05 had 66.3 % (without it 61.7 % on the test set after as many), with two labels per client 46.5 % (43.1 %
+- **Inputs of CIFAR-10** are in [0, 1]. `standardised = true` would help: on a held-out tenth after 40 rounds, IID,
+  FedAvg with lr 0.05 had 66.3 % (without it 61.7 % on the test set after as many), with two labels per client 46.5 % (43.1 %
   with lr 0.03). VGG's own dropout of 0.5 was slower at first: 65.1 % IID with weight decay 0.0005, rising faster
   (`results/cifar10-standardised-trials.jsonl`). `fedge reproduce standardised --dataset cifar10` is ready and not run.
 - **Not tried** on these data: a weight for the positive side of FedOVA's binary losses (`positive_weight`), other first
