@@ -35,8 +35,8 @@ What the paper leaves open, and what we chose:
   stored either).
 - {parity}
 - **Inputs of CIFAR-10** are in [0, 1]. `standardised = true` would help: on a held-out tenth after 40 rounds, IID,
-  FedAvg with lr 0.05 had 66.3 % (without it 61.7 % on the test set after as many), with two labels per client 46.5 % (43.1 %
-  with lr 0.03). VGG's own dropout of 0.5 was slower at first: 65.1 % IID with weight decay 0.0005, rising faster
+  FedAvg with lr 0.05 had 66.3 % (without it 61.7 % on the test set after as many), with two labels per client 46.5 %
+  (without it 43.1 % with lr 0.03). VGG's own dropout of 0.5 was slower at first: 65.1 % IID with weight decay 0.0005
   (`results/cifar10-standardised-trials.jsonl`). `fedge reproduce standardised --dataset cifar10` is ready and not run.
 - **Not tried** on these data: a weight for the positive side of FedOVA's binary losses (`positive_weight`), other first
   weights.
