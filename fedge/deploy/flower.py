@@ -181,15 +181,22 @@ class FlowerLink(MessageLink):
         return pack(head, blobs)
 
     def settings(self) -> dict[str, Any]:
-        return {"run": self._run, "keys": self.roster.identities.settings()}
+        void = {client: list(known) for client, known in self._void.items()}
+        told = {"void": void, "since": dict(self._since)} if void else {}
+        return {"run": self._run, "keys": self.roster.identities.settings(), **told}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         self._run = settings.get("run", self._run)
         self.roster.restore(settings.get("keys", {}))
+        void, since = settings.get("void", {}), settings.get("since", {})
+        self._void = {int(k): [[int(one) for one in job] for job in jobs] for k, jobs in void.items()}
+        self._since = {int(client): int(round) for client, round in since.items()}
 
     def begin(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
         super().begin(rows)
-        self._void, self._since = {}, {}
+        if not any(row.round for row in rows):  # else clients have not heard yet what did not count
+            self._void, self._since = {}, {}
 
     def memory_bytes(self) -> int | None:
         return None

@@ -505,6 +505,27 @@ def test_a_node_forgets_all_that_did_not_count_since_it_was_last_heard() -> None
     assert close(run.params, wanted.params) == 0
 
 
+def test_what_did_not_count_is_told_after_the_server_was_started_again(tmp_path: Path) -> None:
+    """Client 2's answer of round 2 is lost, and then the server: in round 3 it works as if it had not worked in 2."""
+    algorithm = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=1, batch_size=4, clients=CLIENTS)
+    found = []
+    for split in (False, True):
+        yard, works = Yard(client_app(algorithm, load)), itertools.count(1)
+
+        def fault(reply: Message, works=works) -> Message:
+            bad = "seconds" in unpack(reply.content)[0] and next(works) == 2
+            return replaced(lambda head: pack({"client": 2, "error": "no"}))(reply) if bad else reply
+
+        yard.faults[102] = fault
+        every, folder = fedge.Observe(checkpoint_every=1), tmp_path / str(split)
+        rest = {"seed": 3, "observe": every, "out": folder}
+        if split:
+            fedge.train(algorithm, FEDERATION, rounds=2, link=link_to(yard, algorithm), **rest)
+        run = fedge.train(algorithm, FEDERATION, rounds=4, link=link_to(yard, algorithm), resume=split, **rest)
+        found.append(run)
+    assert close(found[0].params, found[1].params) == 0
+
+
 @pytest.mark.parametrize("said", ["error", "client", "forgot", "examples"])
 def test_a_head_that_takes_long_to_write_out_is_not_written_out(said: str) -> None:
     """A thousand tensors in place of a word, a megabyte, took six seconds of the server's, in every round."""
