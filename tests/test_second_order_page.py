@@ -20,8 +20,10 @@ Line = dict[str, Any]
 
 
 def test_pages_are_what_the_results_make() -> None:
-    text = page.PAGE.read_text("utf-8")
-    assert page.filled(text) == text, f"run {page.COMMAND}"
+    for path in page.blocks():
+        text = path.read_text("utf-8")
+        assert page.filled(path, text) == text, f"run {page.COMMAND}"
+    assert len(page.PAGE.read_text("utf-8").splitlines()) < 250, "tables stand on a page of their own"
     assert page.readme() == README.read_text("utf-8"), f"run {page.COMMAND}"
     assert page.FIGURE.is_file()
 
@@ -66,7 +68,7 @@ def raw(problem: str) -> list[Line]:
 
 def shown(problem: str) -> list[list[list[str]]]:
     """The cells of the tables under a problem's heading: a list of tables, each a list of rows."""
-    text = page.PAGE.read_text("utf-8").split(f"\n### {page.TITLES[problem]}\n")[1]
+    text = page.TABLES.read_text("utf-8").split(f"\n### {page.TITLES[problem]}\n")[1]
     text = re.split(r"\n##|\nNot run yet", text)[0]
     found = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
     return [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in one] for one in found]

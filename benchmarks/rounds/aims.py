@@ -33,9 +33,9 @@ def ended(problem: str, which: str = "final") -> Value:
     return lambda found, method: 100 * mean(line[which] for line in found.runs(problem)[method])
 
 
-def lost(many: str, few: str) -> Value:
-    """Points of final accuracy that more clients cost."""
-    return lambda found, method: ended(few)(found, method) - ended(many)(found, method)
+def lost(many: str, few: str, which: str = "final") -> Value:
+    """Points of accuracy that more clients cost."""
+    return lambda found, method: ended(few, which)(found, method) - ended(many, which)(found, method)
 
 
 def share(problem: str, goal: str) -> Value:
@@ -45,6 +45,7 @@ def share(problem: str, goal: str) -> Value:
 
 SGD, OVA = "FedAvg-SGD", "FedOVA"
 F_MB = tuple(share(F, goal) for goal in ("test 0.9", "test 0.91", "train 0.975"))
+FEW_F, FEW_K = (tuple(ended(f"{data}-l{few}", "final_late") for few in (3, 5)) for data in ("fmnist", "kws"))
 AIMS = (
     Aim("Fashion-MNIST, IID: rounds to test 90 / 91 %", IID, SGD, (8, 15), (to(F, "test 0.9"), to(F, "test 0.91"))),
     Aim("Fashion-MNIST, IID: rounds to train 97.5 %", IID, SGD, (27,), (to(F, "train 0.975"),)),
@@ -65,8 +66,23 @@ AIMS = (
         (lost("fmnist-k1000", "fmnist-l2-long"),),
         2,
     ),
+    Aim(
+        "the same over FedAvg, means of late rounds",
+        ONE,
+        "FedAvg",
+        (0.5,),
+        (lost("fmnist-k1000", F2, "final_late"),),
+        2,
+    ),
+    Aim("Fashion-MNIST, three / five labels: mean of late rounds, %", TWO, OVA, (91.3, 92.0), FEW_F, 2, False),
+    Aim("the same over FedAvg", ONE, "FedAvg", (91.3, 92.0), FEW_F, 2, False),
     Aim("KWS, two labels: rounds to 85 / 90 %", TWO, OVA, (10, 28), (to(K2, "test 0.85"), to(K2, "test 0.9"))),
     Aim("KWS, two labels: mean of late rounds, %", TWO, OVA, (91.8,), (ended(K2, "final_late"),), 2, False),
+    Aim("the same over FedAvg", ONE, "FedAvg", (91.8,), (ended(K2, "final_late"),), 2, False),
+    Aim("KWS, two labels: points lost with 500 clients", TWO, OVA, (2.2,), (lost("kws-k500", K2, "final_late"),), 2),
+    Aim("the same over FedAvg", ONE, "FedAvg", (2.2,), (lost("kws-k500", K2, "final_late"),), 2),
+    Aim("KWS, three / five labels: mean of late rounds, %", TWO, OVA, (92.6, 93.0), FEW_K, 2, False),
+    Aim("the same over FedAvg", ONE, "FedAvg", (92.6, 93.0), FEW_K, 2, False),
     Aim("Fashion-MNIST, IID: MB to test 90 / 91 / train 97.5 %, share", IID, SGD, (0.5,) * 3, F_MB, 2),
     Aim("the same without carried momentum", "Spectral", SGD, (0.5,) * 3, F_MB, 2),
     Aim("the same with the server step", SERVER, SGD, (0.5,) * 3, F_MB, 2),
@@ -96,20 +112,32 @@ def row(found: Findings, aim: Aim) -> tuple[str, ...]:
     return aim.what, aim.method, listed(base, aim.places), limits, listed(values, aim.places), same
 
 
-def known(found: Findings, method: str, aim: Aim) -> list[float]:
-    """The values; of a method that was not run there, none."""
+def known(found: Findings, method: str, aim: Aim) -> list[float | None]:
+    """The values; None where the method was not run."""
+    return [_value(found, method, one) for one in aim.values]
+
+
+def _value(found: Findings, method: str, one: Value) -> float | None:
     try:
-        return [one(found, method) for one in aim.values]
+        return one(found, method)
     except KeyError:
-        return [NEVER] * len(aim.values)
+        return None
 
 
-def met(value: float, limit: float, low: bool) -> str:
+def met(value: float | None, limit: float, low: bool) -> str:
+    if value is None:
+        return "not run"
     return "met" if (value <= limit if low else value >= limit) else "missed"
 
 
-def listed(values: list[float], places: int) -> str:
-    return " / ".join("-" if value == NEVER else f"{value:.{places}f}" if places else number(value) for value in values)
+def listed(values: list[float | None], places: int) -> str:
+    return " / ".join(_shown(value, places) for value in values)
+
+
+def _shown(value: float | None, places: int) -> str:
+    if value is None or value == NEVER:
+        return "-"
+    return f"{value:.{places}f}" if places else number(value)
 
 
 def fallen(found: Findings, spectral: bool) -> int:

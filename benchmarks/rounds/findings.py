@@ -109,7 +109,15 @@ class Findings:
             f"cheapest first-order method) and, on KWS, {against[1]}; {one[0] / two[0]:.2f} and "
             f"{one[1] / two[1]:.2f} of those of FedOVA with the same step. It also ends higher: "
             f"{ends[0]} %, FedOVA with the step {ends[1]} %, FedOVA alone {ends[2]} % (means of late rounds)."
+            f"{self.many()}"
         )
+
+    def many(self) -> str:
+        """What many more clients do to FedAvg with the server step, where it was run."""
+        if any(ONE not in self.runs(problem) for problem in ("fmnist-k1000", "kws-k500")):
+            return ""
+        ends = [self.final(problem, ONE, "final_late") for problem in ("fmnist-k1000", "kws-k500")]
+        return f" With 1,000 and 500 clients in place of 100 it ends at {ends[0]} and {ends[1]} % (200 rounds)."
 
     def not_line(self) -> str:
         server, ours, base = (self.final(F, name) for name in (SERVER, IID, "FedAvg-SGD"))

@@ -1,4 +1,4 @@
-"""docs/second-order.md and two parts of README.md: marked blocks, written from the stored results and nowhere else."""
+"""docs/second-order.md, its page of tables and two parts of README.md: marked blocks, made of stored results alone."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from .tables import (
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "second-order.md"
+TABLES = PAGE.with_name("second-order-tables.md")
 FIGURE = PAGE.parent / "images" / "second-order.png"
 COMMAND = "python -m benchmarks.rounds --page"
 DIGITS_GRID, DIGITS = Path(__file__).parent / "digits.toml", Path(__file__).parent / "digits"
@@ -135,21 +136,28 @@ def span(values: list[float]) -> str:
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
-def blocks() -> dict[str, Callable[[], str]]:
-    return {
+Blocks = dict[str, Callable[[], str]]
+
+
+def blocks() -> dict[Path, Blocks]:
+    """By page: its marked blocks."""
+    read: Blocks = {
         "answer": lambda: published().answer(),
-        "problems": lambda: text(published()),
         "aims": lambda: aims(published()),
         "seconds": lambda: seconds(published()),
-        "digits": lambda: section(digits(), digits().grid.problems["digits"], DIGITS_COMMAND),
         "curvature": lambda: curvature(json.loads(CURVATURE.read_text())),
+    }
+    checked: Blocks = {
+        "problems": lambda: text(published()),
+        "digits": lambda: section(digits(), digits().grid.problems["digits"], DIGITS_COMMAND),
         "tried": lambda: tried(published()) + "\n\n" + tried(digits()),
     }
+    return {PAGE: read, TABLES: checked}
 
 
-def filled(page: str) -> str:
-    for name, body in blocks().items():
-        page = replaced(page, name, body() + "\n", COMMAND, PAGE.name)
+def filled(path: Path, page: str) -> str:
+    for name, body in blocks()[path].items():
+        page = replaced(page, name, body() + "\n", COMMAND, path.name)
     return page
 
 
@@ -179,5 +187,6 @@ def write() -> None:
     from .figure import draw
 
     draw(published(), FIGURE)
-    PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8")
+    for path in blocks():
+        path.write_text(filled(path, path.read_text("utf-8")), "utf-8")
     README.write_text(readme(), "utf-8")
