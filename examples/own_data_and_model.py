@@ -1,8 +1,8 @@
 """Your own arrays, your own clients, your own network.
 
 Thirty pumps each keep the recordings of their vibration sensor and together learn to tell a healthy bearing from a worn
-one and a cracked one. The data are numpy arrays, the clients are a list of index arrays (one a pump), and the model is
-any nn.Module without running statistics: this one looks at short windows, and has LayerNorm and dropout.
+one and a cracked one. The data are numpy arrays, the clients are a list of index arrays (one per pump), and the model
+is any nn.Module without running statistics: this one looks at short windows, and has LayerNorm and dropout.
 """
 
 import numpy as np

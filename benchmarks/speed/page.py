@@ -81,7 +81,7 @@ def detail_table(name: str) -> str:
         ])  # fmt: skip
     header = [
         "",
-        "s a round",
+        "s per round",
         "fastest – slowest",
         "plain loop",
         "times faster",
@@ -117,7 +117,7 @@ def page() -> str:
     parts = [(HERE / "intro.md").read_text("utf-8")]
     about = next((content["about"] for name in GPU if (content := read(name))["about"]), None)
     if about:
-        parts += [f"\n## GPU\n\n{about}; median seconds a round:\n\n", gpu_table()]
+        parts += [f"\n## GPU\n\n{about}; median seconds per round:\n\n", gpu_table()]
         for name, column in GPU.items():
             if read(name)["timings"]:
                 parts += [f"\n`{name}` ({column}):\n\n", detail_table(name)]
