@@ -19,6 +19,8 @@ from fedge.engine.recording.recorder import Replayed, Traced
 from fedge.engine.recording.untouched import untouched
 from fedge.keys import FINISH, fold_tensor
 
+FINE = 4  # binary digits of the height of a stack on a CPU
+
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
 
@@ -137,9 +139,10 @@ class Stacked:
     """The same fold for J jobs stacked on a leading axis; `dims` says which sent parts have that axis.
 
     Jobs are sorted by their number of steps. A job that is done leaves the stack, and `step` never sees an empty batch.
-    About `most` examples are gathered at a time. A `coarse` stack has few heights, each of which can be recorded: 1, 2,
-    4, 8, ...; finished jobs stay until the next of these heights is reached and repeat their last batch, and the result
-    is thrown away: at most twice the necessary work.
+    About `most` examples are gathered at a time. A stack has few heights, each of which can be recorded: those up to
+    16, and then 18, 20, ..., 32, 36, ..., or if it is `coarse` 1, 2, 4, 8, ...; finished jobs stay until the next of
+    these heights is reached and repeat their last batch, and the result is thrown away: at most an eighth more than the
+    necessary work, or twice as much. With `native`, which does not know heights, jobs leave as they are done.
     """
 
     def __init__(
@@ -199,7 +202,10 @@ class Stacked:
 
     def _height(self, active: int, height: int) -> int:
         """Stack height for `active` jobs; never grows."""
-        return min(height, 1 << (active - 1).bit_length()) if self.coarse else active
+        if self.native is not None:
+            return active
+        step = 1 << max(0, (active - 1).bit_length() - (0 if self.coarse else FINE))
+        return min(height, -(-active // step) * step)
 
     def _head(self, name: str, part: Params, count: int) -> Params:
         return part if self.dims[name] is None else pytree.map_(lambda leaf: leaf[:count], part)

@@ -3,7 +3,8 @@
 vmap and grad cost more than the arithmetic of a small model: they interpret the step anew every time. After a step has
 been taken `WARM` times with the same shapes, it is recorded below those layers and the recording is run from then on:
 on a CPU the same operations in the same order, so the same bits; on a GPU as one CUDA graph, launched as a whole. What
-cannot be recorded goes on as before. Compiling takes seconds and is kept for shapes that many steps share.
+cannot be recorded goes on as before. Compiling takes seconds and is kept for shapes that many steps share. On a CPU,
+stacks of two heights are recorded, and those of other heights follow from them (`heights`).
 
 The carry belongs to the step: it may be overwritten.
 """
@@ -28,6 +29,7 @@ from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.recording import pytree
 from fedge.engine.recording.cuda_graph import Captured, Function, compiled
 from fedge.engine.recording.graph_passes import call_directly, overwrite_spent, simplify, split_updates, update_in_place
+from fedge.engine.recording.heights import Heights
 from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -57,6 +59,7 @@ class Traced:
         self._refused: set[Any] = set()  # shapes that cannot be recorded: every thread takes its own step
         self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
         self._kinds: dict[Any, int] = {}
+        self._heights: dict[Any, Heights] = {}  # by all shapes but the height of the stack
 
     @property
     def settled(self) -> bool:
@@ -106,7 +109,7 @@ class Traced:
                     expected = pytree.leaves_as((function or self.function)(*args), spec)
                 if function is None and shapes in self._trials:
                     self._try(shapes, args, expected)
-                elif function is None and shapes not in self._refused:
+                elif function is None and shapes not in self._refused and not self._followed(shapes, args, expected):
                     self._count(shapes, args, row.device.type)
                 flat = expected
             if self.compile and replayed:
@@ -153,6 +156,24 @@ class Traced:
         else:
             self.recorded[shapes] = run
 
+    def _followed(self, shapes: Any, args: tuple[Any, ...], expected: list[Tensor]) -> bool:
+        """Whether there is now a recording that follows from those of other heights, and does what the step did."""
+        heights = self._heights.get(_but_height(args)) if self._heights else None
+        if heights is None or len(self.recorded) >= MOST["cpu"]:
+            return False
+        try:
+            if (graph := heights.at(len(args[3]))) is None:
+                return False
+            found = graph.forward(*[leaf.clone() for leaf in pytree.leaves(args)])
+            check_same(pytree.leaves(args[1]), expected, found)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            heights.give_up()
+            return False
+        self.recorded[shapes] = graph.forward
+        return True
+
     def _plainly(self, spec: Any) -> Function:
         """The step itself, from its flat arguments and to its flat carry."""
 
@@ -175,6 +196,8 @@ class Traced:
                 return self._runner(graph, leaves, carry, compile)
             update_in_place(graph, carry, fuse=False)
             call_directly(graph)
+            if args[3].dim():
+                self._heights.setdefault(_but_height(args), Heights()).add(len(args[3]), graph)
             return graph.forward
         except Exception as error:
             if is_out_of_memory(error):
@@ -202,6 +225,12 @@ class Traced:
 
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
         return make_fx(self._plainly(spec))(*leaves)
+
+
+def _but_height(args: tuple[Any, ...]) -> Any:
+    """The shapes of a stacked step without its height, which is the first size of everything that has a client axis."""
+    leaves, spec = pytree.flatten(args)
+    return spec, *((leaf.shape[1:], leaf.stride(), leaf.dtype) for leaf in leaves)
 
 
 def apart(leaves: list[Tensor]) -> list[Tensor]:
