@@ -84,7 +84,7 @@ def train(
     _check_resume(resume, start, out)
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
     if link is None:
-        link = _engine(engine, device).expecting(algorithm, rounds).link(algorithm, federation)
+        link = _engine(engine, device).expecting(algorithm, rounds).link(algorithm, federation, rounds=rounds)
     preflight.check_link(algorithm, link)
     draw = _chosen(link, federation.clients, cohort, sampling) or draw
     link = Nobody(link) if sampling == "poisson" else link

@@ -69,6 +69,23 @@ class Recurrent(nn.Module):
         return self.out(out.mean(1)) + (state.sum(0) + more)[:, :CLASSES]
 
 
+class Cells(nn.Module):
+    """The same, where the loop over the words is in the model; the first cell's outputs are used twice."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(WORDS, 3), nn.Linear(4, CLASSES)
+        self.low, self.high = kind(3, 4, **options), kind(4, 4, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = None, None
+        for now in self.embed(x).unbind(1):
+            low = self.low(now, low)
+            read = low[0] if isinstance(low, tuple) else low
+            high = self.high(torch.tanh(read), high)
+        return self.out(read + (high[0] * high[1] if isinstance(high, tuple) else high))
+
+
 class Transformer(nn.Module):
     """An encoder on embedded words, with what people put around it."""
 
@@ -178,6 +195,8 @@ NETWORKS = {
     "gru, no bias, two directions": words(lambda: Recurrent(nn.GRU, last=False, bias=False, bidirectional=True)),
     "gru, dropout": words(lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.3), draws=True),
     "rnn": words(lambda: Recurrent(nn.RNN, num_layers=2, nonlinearity="relu", dropout=0.2), draws=True),
+    "lstm cells": words(lambda: Cells(nn.LSTMCell)),
+    "gru cells": words(lambda: Cells(nn.GRUCell, bias=False)),
     "transformer": words(Transformer),
     "transformer, dropout": words(lambda: Transformer(0.3, norm_first=True), draws=True),
     "attention": words(Attention),

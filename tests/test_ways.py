@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import fedge
 from fedge.engine import Loopback, Simulator, choosing
-from fedge.engine.ways import TIMED, WAYS, NotStackable, Trial, Way, fastest
+from fedge.engine.ways import LOOKS, STEPS, TIMED, WAYS, NotStackable, Trial, Way, fastest
 from fedge.runs import checkpoint
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.networks import CLASSES, NETWORKS, TIMES, WORDS, federation, words
@@ -29,7 +30,7 @@ def told(monkeypatch: pytest.MonkeyPatch, way: Way) -> list[list[str]]:
     """Let this way be the fastest; returns the ways that were measured, each time."""
     seen: list[list[str]] = []
 
-    def choose(trials: dict[Way, Trial]) -> Way:
+    def choose(trials: dict[Way, Trial], *limits: object) -> Way:
         for trial in trials.values():
             trial.warm()
             trial.once()
@@ -63,15 +64,60 @@ def test_a_trial_waits_for_the_recording() -> None:
     assert len(runs) == 3
 
 
-def test_ways_take_turns() -> None:
+def taking(seconds: dict[Way, float], runs: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[Way, Trial]:
+    """Trials that take so long, as they believe; `runs` are those that were timed."""
+    monkeypatch.setattr(Trial, "once", lambda self: (self.run(), self.jobs)[1])
+    return {way: Trial(lambda way=way: runs.append(way), lambda: True, spent) for way, spent in seconds.items()}
+
+
+def test_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow while that is as long as all trials of one way decides nothing."""
     runs: list[str] = []
+    fastest(taking({"stacked": 1.0, "single": 1.1, "plain": 1.2}, runs, monkeypatch))
+    assert runs == [*["plain", "stacked"] * (1 + LOOKS), *[*WAYS] * (1 + TIMED)]
 
-    def trial(way: str) -> Trial:
-        return Trial(lambda: runs.append(way), lambda: True, 1)
 
-    fastest({way: trial(way) for way in WAYS})
-    assert runs == [*WAYS] * (1 + TIMED)
+def test_a_way_that_is_far_behind_has_no_further_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    assert fastest(taking({"stacked": 3.0, "single": 1.0, "plain": 1.2}, runs, monkeypatch)) == "single"
+    assert runs == [*["plain", "stacked"] * 2, *[*WAYS] * 2, *["single", "plain"] * (TIMED - 1)]
+
+
+def test_what_is_clear_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    assert fastest(taking({"single": 1.0, "stacked": 0.4, "plain": 1.0}, runs, monkeypatch), 0.6) == "stacked"
+    assert runs == ["plain", "stacked"] * 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({"stacked": 0.9, "single": 0.1, "plain": 1.0}, "stacked"),
+        ({"stacked": 1.1, "single": 0.1, "plain": 1.0}, "single"),
+        ({"single": 1.0, "stacked": 0.7, "plain": 1.0}, "single"),
+    ],
+)
+def test_recordings_that_would_take_too_long_are_not_made(
+    seconds: dict[Way, float], chosen: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best that is known without them."""
+    runs, asked = list[str](), list[float]()
+    trials = taking(seconds, runs, monkeypatch)
+    assert fastest(trials, 0.6, lambda spent: (asked.append(spent), 1.0)[1]) == chosen
+    assert runs == ["plain", "stacked"] * (1 + LOOKS)
+    assert asked == [1.0]
+    assert fastest(trials, 0.6, lambda spent: 1e3) == min(seconds, key=lambda way: seconds[way])
+
+
+def test_a_choice_may_cost_one_round_or_a_share_of_the_run() -> None:
+    shared, own = federation(NETWORK), algorithm()
+    for rounds, expected in ((1, 1.0), (20, 1.0), (100, 5.0), (None, math.inf)):
+        link = Simulator(own, shared, rounds=rounds)
+        tasks, jobs = link.jobs_of(fedge.Ask("train", {}), torch.arange(4))
+        plainly = sum(tasks[0].steps(n) for n in (9, 9, 9, 5)) / STEPS  # of trials, each a second long
+        assert link._allowed(1.0, tasks, jobs) == pytest.approx(expected * plainly)
+    with pytest.raises(ValueError, match="rounds is 0"):
+        Simulator(own, shared, rounds=0)
 
 
 def test_work_in_other_threads_is_seen() -> None:
@@ -112,7 +158,7 @@ def test_workers_are_measured_as_they_will_work(workers: int, at_once: int, monk
     link = Simulator(own, shared, workers=workers)
     fold, folded, jobs = link._fold, [], {}
 
-    def choose(trials: dict[Way, Trial]) -> Way:
+    def choose(trials: dict[Way, Trial], *limits: object) -> Way:
         for way in ("single", "plain"):
             trials[way].warm()
             folded.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,15 +12,15 @@ from typing import Any
 import torch
 
 from fedge.core import Algorithm, Ask, At, Task
-from fedge.engine.clients.directory import Jobs
+from fedge.engine.clients.directory import Directory, Jobs
 from fedge.engine.hardware.budget import Budget
 from fedge.engine.hardware.thread_pool import ThreadPool
 from fedge.engine.links.base_link import BaseLink
-from fedge.engine.recording.recorder import at_once
 from fedge.engine.uploads.intake import Intake
-from fedge.engine.ways import STEPS, Trial, Way, fastest
+from fedge.engine.ways import CLEAR, SLICE, STEPS, Trial, Way, fastest
 from fedge.handle import GraphHandle, Handle
 
+SHARE = 1 / 20  # of a run, that the choice of a way may cost
 Steps = dict[str, Any]  # by task, each with its recordings
 
 
@@ -32,6 +33,8 @@ class Choosing(BaseLink):
     chunk: int | None
     workers: int
     pool: ThreadPool
+    directory: Directory
+    rounds: int | None  # of the run, if that is known
     _limit: int | None = None  # steps of a client, while ways are measured
     _folds: dict[Any, Any]
     _steps: Steps
@@ -49,9 +52,13 @@ class Choosing(BaseLink):
     def _fold(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, record: bool = True) -> Any: ...
 
     def _first_way(self, way: Way | None) -> Way | None:
-        """What was asked for, or what is known to be fastest; None: it has to be measured."""
+        """What was asked for, or what is known to be fastest; None: it has to be measured.
+
+        Of a large chain it is not known whether threads are better within its products or side by side.
+        """
         self.pool = self._pool(1)
-        if way is None and self.device.type == "cpu" and self.chunk is None and isinstance(self.handle, GraphHandle):
+        unclear = isinstance(self.handle, GraphHandle) or (self.runtime.threads > 1 and not self.budget.loop)
+        if way is None and self.device.type == "cpu" and self.chunk is None and unclear:
             return None
         return self._go(way or self._known())
 
@@ -125,19 +132,19 @@ class Choosing(BaseLink):
         """The fastest way for the first clients of this phase; of several processes all take the same."""
         if self.runtime.group.size > 1:
             return self._known()
-        many = next(self._chunks(tasks, jobs))
+        many = Jobs(*(leaf[:SLICE] for leaf in next(self._chunks(tasks, jobs))))
         one, count = Jobs(*(leaf[:1] for leaf in many)), len(jobs.clients)
         recorded: Steps = {}
         self._limit, self.pool = STEPS, self._pool(self.workers)
         try:
-            with at_once():
-                trials: dict[Way, Trial] = {
-                    "stacked": self._together(at, ask, tasks, many),
-                    "single": self._apart(at, ask, tasks, one, recorded, True, count),
-                    "plain": self._apart(at, ask, tasks, one, {}, False, count),
-                }
-                known = self._known()  # comes first, and wins where another way is hardly faster
-                way = fastest({known: trials.pop(known), **trials})
+            trials: dict[Way, Trial] = {
+                "stacked": self._together(at, ask, tasks, many),
+                "single": self._apart(at, ask, tasks, one, recorded, True, count),
+                "plain": self._apart(at, ask, tasks, one, {}, False, count),
+            }
+            known = self._known()  # comes first, and wins where another way is hardly faster
+            clear = CLEAR / min(self.workers, count) ** 0.5  # recorded, workers side by side may gain more than plain
+            way = fastest({known: trials.pop(known), **trials}, clear, lambda s: self._allowed(s, tasks, jobs))
         finally:
             self._limit = None
         if way == "stacked":
@@ -146,6 +153,15 @@ class Choosing(BaseLink):
             self._folds = {}
         self._steps = recorded if way == "single" else {}
         return way
+
+    def _allowed(self, seconds: float, tasks: list[Task], jobs: Jobs) -> float:
+        """Seconds that a choice may take: one round of such clients, or a twentieth of the run."""
+        if self.rounds is None:
+            return math.inf
+        sizes = self.directory.sizes(jobs.clients).tolist()
+        steps = sum(task.steps(size) for task in tasks for size in sizes)
+        few = sum(min(STEPS, task.steps(max(sizes))) for task in tasks)
+        return seconds * steps / few * max(1.0, SHARE * self.rounds)
 
     def _limited(self, task: Task) -> Task:
         """The task with the few steps of a trial, while ways are measured."""

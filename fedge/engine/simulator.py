@@ -47,7 +47,8 @@ class Simulator(Folding):
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
     a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers on a CPU are
     computed in C wherever there is a compiler, unless `compile` is False. `written=False` leaves
-    every gradient to autograd and vmap. A model that is not a chain of known layers is batched function by function
+    every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less is spent
+    on finding the fastest way. A model that is not a chain of known layers is batched function by function
     (`fedge.handle.graph`).
     """
 
@@ -63,6 +64,7 @@ class Simulator(Folding):
         compile: bool | None = None,
         written: bool = True,
         workers: int | None = None,
+        rounds: int | None = None,
         min_replies: int = 1,
         max_weight: float = MAX_WEIGHT,
         max_share: float | None = MAX_SHARE,
@@ -71,6 +73,7 @@ class Simulator(Folding):
         at_least_one("chunk", chunk, optional=True)
         check_way(way, chunk)
         at_least_one("workers", workers, optional=True)
+        at_least_one("rounds", rounds, optional=True)
         at_least_one("min_replies", min_replies)
         check_limits(max_weight, max_share)
         positive("max_ratio", max_ratio, optional=True)
@@ -81,7 +84,7 @@ class Simulator(Folding):
         check_compile(compile, self.device, self.device.type == "cpu" and not has_convolutions(algorithm.model))
         self.min_replies, self.max_ratio = min_replies, max_ratio
         self.max_weight, self.max_share = max_weight, max_share
-        self.chunk, self.compile, self.written = chunk, compile, written
+        self.chunk, self.compile, self.written, self.rounds = chunk, compile, written, rounds
         self.slower: str | None = None if written else "written=False"  # why the gradient is not written layer by layer
         dtype = next(iter(parameters(algorithm.model).values())).dtype
         self.population = Population(federation, dtype, self.device)
@@ -120,7 +123,10 @@ class Simulator(Folding):
 
     def _layers(self, model: nn.Module) -> dict[Any, Any]:
         """Rules in C for layers of the model."""
-        single = any(isinstance(one, nn.LSTM) and one.weight_ih_l0.dtype == torch.float32 for one in model.modules())
+        kinds = (nn.LSTM, nn.LSTMCell)
+        single = any(
+            isinstance(one, kinds) and next(one.parameters()).dtype == torch.float32 for one in model.modules()
+        )
         return c_lstm.layers() if self.layers and single else {}
 
     def forget(self) -> None:

@@ -150,7 +150,8 @@ class _Job:
                 )
             return self.link(label)
         with self.group.together():
-            return self.setup.clocked(engine_of(self.setup.train).link(algorithm, self.setup.federation, self.group))
+            engine, rounds = engine_of(self.setup.train), self.setup.train["rounds"]
+            return self.setup.clocked(engine.link(algorithm, self.setup.federation, self.group, rounds=rounds))
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -40,8 +41,21 @@ SHARE, OFTEN = 1 / 8, 20_000  # of all calls, or so many calls: then shapes are 
 @contextmanager
 def at_once() -> Iterator[None]:
     """Within it, a step is recorded the first time that it is taken."""
+    with _after(0):
+        yield
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Within it, no step is recorded."""
+    with _after(sys.maxsize):
+        yield
+
+
+@contextmanager
+def _after(calls: int) -> Iterator[None]:
     before = dict(WARM)
-    WARM.update(dict.fromkeys(WARM, 0))
+    WARM.update(dict.fromkeys(WARM, calls))
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from fedge.handle.stacked.convolution import DIMENSIONS, convolution
 from fedge.handle.stacked.embedding import embedding
 from fedge.handle.stacked.linear import linear
 from fedge.handle.stacked.norms import group_norm, layer_norm
-from fedge.handle.stacked.recurrent import alone, apart, by_rule, has_rule
+from fedge.handle.stacked.recurrent import CELLS, alone, apart, by_rule, cell, has_rule
 
 RULES: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
@@ -53,6 +53,8 @@ class Stacked(TorchFunctionMode):
         if func in STATES:
             call = arguments(func, args)
             return by_layer(call, by_rule(func, self.layers.get(func)) if has_rule(func, call) else apart(func))
+        if func in CELLS and not options and args[0].dim() == 2:
+            return cell(func, args, self.layers.get(CELLS[func]))
         if func is F.multi_head_attention_forward and attention.is_usual(*args, **options):
             with self:  # again: what it is made of has rules too
                 return attention.heads(*args, **options)

@@ -26,6 +26,16 @@ def by_rule(func: Any, other: Callable[..., Any] | None = None) -> Layer:
     return lambda call: _directions(call, lambda *tensors: stacked(_alone(many), many, *tensors))
 
 
+def cell(func: Any, args: tuple[Any, ...], other: Callable[..., Any] | None = None) -> Any:
+    """nn.LSTMCell or nn.GRUCell, as a layer that reads one time step."""
+    x, given, *rest = args
+    states = tuple(given) if isinstance(given, tuple | list) else (given,)
+    many = other or MANY[CELLS[func]]
+    tensors = [x.unsqueeze(1), *states, *(part for part in rest if part is not None)]
+    _, *ends = stacked(_alone(many), many, *tensors)
+    return tuple(ends) if len(ends) > 1 else ends[0]
+
+
 def alone(func: Any) -> Layer:
     """One layer of one client by the same rule, outside vmap."""
     return lambda call: _directions(call, _alone(MANY[func]))
@@ -69,4 +79,5 @@ def _gru(x: Tensor, h: Tensor, w: Tensor, v: Tensor, *biases: Tensor) -> tuple[T
     return out.transpose(1, 2), out[:, -1]
 
 
+CELLS = {_VF.lstm_cell: _VF.lstm, _VF.gru_cell: _VF.gru}
 MANY: dict[Any, Callable[..., tuple[Tensor, ...]]] = {_VF.lstm: _lstm, _VF.gru: _gru}
