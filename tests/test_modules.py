@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import fedge
 from fedge.core import Batch
 from fedge.engine import Loopback, Simulator
+from fedge.engine.recording.untouched import untouched
 from fedge.handle import parameters
 from fedge.models import lora, merged, without_batch_norm
 from tests.cases import close, ragged, toy_data, toy_model
@@ -187,18 +189,26 @@ def test_tied_weights_stay_tied_beside_adapters(caplog: pytest.LogCaptureFixture
         lora(nn.Sequential(OrderedDict(embed=(tied := Tied()).embed, out=tied.out)))
 
 
+WRITES = {
+    "itself": lambda leaf: leaf.add_(0.01),
+    "data": lambda leaf: leaf.data.add_(0.01),
+    "numpy": lambda leaf: np.add(leaf.numpy(), 0.01, out=leaf.numpy()),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Careless(fedge.FedAvg):
     """Writes into what it was given."""
 
     into: str = "sent"
+    how: str = "itself"
 
     def tasks(self, model):
         task = super().tasks(model)["train"]
 
         def step(sent, carry, batch: Batch):
             given = {"sent": sent["params"]["fc1.bias"], "carry": carry["params"]["fc1.bias"], "batch": batch.x}
-            given[self.into] += 0.01
+            WRITES[self.how](given[self.into])
             return task.step(sent, carry, batch)
 
         return {"train": replace(task, step=step)}
@@ -211,6 +221,28 @@ def test_a_step_that_writes_in_place_is_refused(into: str, kind: str) -> None:
     link = Loopback(algorithm, shared) if kind == "loop-back" else Simulator(algorithm, shared, way=kind)
     with pytest.raises(Exception, match=r"wrote in place into its argument '(sent|carry|batch)'|vmap: inplace"):
         fedge.train(algorithm, shared, rounds=1, link=link)
+
+
+@pytest.mark.parametrize("into", ["sent", "carry", "batch"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("loop-back", "data"), ("loop-back", "numpy"), ("single", "numpy"), ("plain", "numpy"), ("stacked", "data")],
+)
+def test_a_write_that_torch_does_not_count_is_refused(into: str, kind: str, how: str) -> None:
+    algorithm, shared = Careless(toy_model(), into=into, how=how), ragged(toy_data())
+    link = Loopback(algorithm, shared) if kind == "loop-back" else Simulator(algorithm, shared, way=kind)
+    # what is carried first is what was sent, and torch itself refuses most writes to what is stacked
+    words = rf"wrote in place into its argument '(sent|{into})' past torch's count|`data` under vmap"
+    with pytest.raises(Exception, match=words):
+        fedge.train(algorithm, shared, rounds=1, link=link)
+
+
+def test_numbers_that_are_none_are_not_taken_for_writes() -> None:
+    given = {"a": torch.tensor([1.0, float("nan"), float("inf")])}
+    with untouched(True, sent=given):
+        pass
+    with pytest.raises(RuntimeError, match="'sent' past torch's count"), untouched(True, sent=given):
+        given["a"].data[0] = float("nan")
 
 
 class Counting(nn.Module):

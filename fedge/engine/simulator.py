@@ -47,8 +47,8 @@ class Simulator(Folding):
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
     a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers on a CPU are
     computed in C wherever there is a compiler, unless `compile` is False. `written=False` leaves
-    every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less is spent
-    on finding the fastest way. A model that is not a chain of known layers is batched function by function
+    every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less time is
+    spent on finding the fastest way. A model that is not a chain of known layers is batched function by function
     (`fedge.handle.graph`).
     """
 

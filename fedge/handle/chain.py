@@ -55,7 +55,7 @@ def _trace(module: nn.Module) -> GraphModule:
     try:
         return GraphModule(own, _Tracer().trace(own))
     except Exception as error:
-        line = (str(error) or type(error).__name__).splitlines()[0]
+        line = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise NotAChain(f"its forward cannot be followed ({line})") from error
 
 

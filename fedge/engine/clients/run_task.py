@@ -56,8 +56,8 @@ def fold_one(
     try:
         carry = task.start(sent) if take is None else pytree.map_(_own, task.start(sent))
         if take is None:
-            for step, batch in enumerate(batches):  # noqa: B007
-                with untouched(sent=sent, carry=carry, batch=batch):
+            for step, batch in enumerate(batches):
+                with untouched(step == 0, sent=sent, carry=carry, batch=batch):
                     carry = one_step(task)(sent, carry, batch, row)
         else:
             own = None if record else one_step(task)

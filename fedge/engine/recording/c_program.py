@@ -19,6 +19,7 @@ from fedge.engine.recording.c_source import NoRule, Source
 from fedge.engine.recording.cuda_graph import Function
 from fedge.engine.recording.graph_passes import simplify, update_in_place
 from fedge.engine.recording.recorder import Traced, apart, check_same
+from fedge.engine.recording.untouched import untouched
 
 log = logging.getLogger("fedge")
 LARGEST = 1 << 18  # bytes that a job carries: beyond a core's second cache a library's products are faster
@@ -129,7 +130,9 @@ class Native:
 
     def _compare(self, program: Program, sent: Payload, carry: Carry, block: Batch, rows: Tensor) -> None:
         flat, spec = pytree.flatten(carry)
-        expected = pytree.leaves_as(self.many.function(sent, carry, Batch(*(leaf[0] for leaf in block)), rows), spec)
+        first = Batch(*(leaf[0] for leaf in block))
+        with untouched(True, sent=sent, carry=carry, batch=first):
+            expected = pytree.leaves_as(self.many.function(sent, carry, first, rows), spec)
         found = [leaf.clone(memory_format=torch.contiguous_format) for leaf in flat]
         program.run(*self._sent(sent), found, Batch(*(leaf[:1] for leaf in block)), rows)
         try:

@@ -72,6 +72,7 @@ class Traced:
         self._trials: dict[Any, Function] = {}  # recorded, and not yet compared on other numbers
         self._refused: set[Any] = set()  # shapes that cannot be recorded: every thread takes its own step
         self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
+        self._seen: set[Any] = set()
         self._kinds: dict[Any, int] = {}
         self._heights: dict[Any, Heights] = {}  # by all shapes but the height of the stack
 
@@ -119,7 +120,7 @@ class Traced:
                     replayed += 1
                     continue
                 args = (sent, pytree.unflatten(flat, spec), batch, row)
-                with untouched(sent=sent, carry=args[1], batch=batch):
+                with untouched(self._is_new(shapes), sent=sent, carry=args[1], batch=batch):
                     expected = pytree.leaves_as((function or self.function)(*args), spec)
                 if function is None and shapes in self._trials:
                     self._try(shapes, args, expected)
@@ -129,6 +130,12 @@ class Traced:
             if self.compile and replayed:
                 self.calls[shapes] += replayed  # the shapes of the whole group
         yield pytree.unflatten(flat, spec)
+
+    def _is_new(self, shapes: Any) -> bool:
+        """Whether no such step was taken before."""
+        new = shapes not in self._seen
+        self._seen.add(shapes)
+        return new
 
     def _known(self, shapes: Any) -> Function | None:
         """The recording for these shapes; none if it is time to make a compiled one in its place."""

@@ -6,24 +6,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedge.engine.recording import pytree
 
 
 @contextmanager
-def untouched(**given: Any) -> Iterator[None]:
-    """Refuse writing in place into what was given, by its name: other clients and later steps see the same."""
-    leaves = {name: pytree.leaves(nest) for name, nest in given.items()}
-    before = {name: _versions(found) for name, found in leaves.items()}
+def untouched(closely: bool = False, **given: Any) -> Iterator[None]:
+    """Refuse writing in place into what was given, by its name: other clients and later steps see the same.
+
+    torch counts such writes, but for those through `.data`, numpy views and the like; `closely` compares the numbers as
+    well, with a copy of them.
+    """
+    leaves = {name: [leaf for leaf in pytree.leaves(nest) if isinstance(leaf, Tensor)] for name, nest in given.items()}
+    before = {name: [leaf._version for leaf in found] for name, found in leaves.items()}
+    copies = {name: [leaf.detach().clone() for leaf in found] for name, found in leaves.items()} if closely else {}
     yield
     for name, found in leaves.items():
-        if _versions(found) != before[name]:
-            raise RuntimeError(
-                f"a step wrote in place into its argument '{name}', which it shares with other clients or steps: "
-                "return new tensors (a + b in place of a += b, torch.where in place of a[mask] = b)"
-            )
+        if [leaf._version for leaf in found] != before[name]:
+            _refuse(name, "")
+        if closely and not all(map(_same, copies[name], found)):
+            _refuse(name, " past torch's count of such writes (through .data, numpy or a detached tensor)")
 
 
-def _versions(leaves: list[Any]) -> list[int]:
-    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+def _refuse(name: str, how: str) -> None:
+    raise RuntimeError(
+        f"a step wrote in place into its argument '{name}'{how}, which it shares with other clients or steps: "
+        "return new tensors (a + b in place of a += b, torch.where in place of a[mask] = b)"
+    )
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    """NaN is the same as NaN."""
+    if torch.equal(before, after):
+        return True
+    return bool(((before == after) | ((before != before) & (after != after))).all())
