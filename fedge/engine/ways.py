@@ -167,7 +167,7 @@ class _Contest:
         for way in ways:
             self.seconds[way] = min(self.seconds.get(way, math.inf), self.trials[way].once())
 
-    def _try(self, ways: Iterable[Way], what: Callable[[Trial], None]) -> list[Way]:
+    def _try(self, ways: Iterable[Way], what: Callable[[Trial], object]) -> list[Way]:
         """Those that do not fail."""
         works: list[Way] = []
         for way in ways:
