@@ -234,11 +234,16 @@ def test_joules_of_those_who_leave() -> None:
 
 INNER = '[algorithm.inner]\nname = "fedova"\n[algorithm.inner.inner]\nname = "fedavg"\nepochs = 1\n'
 POLICY = 'name = "fedavg"\nepochs = 1\n[edge]\nspread = 10\nstay = 2.0\npolicy = '
+CHOICE = 'name = "fedavg"\nepochs = 1\n[edge]\nspread = 10\nstay = 2.0\nchoose = '
+LATE = '[algorithm.inner]\nname = "fedbuff"\nbuffer = 2\n' + INNER.replace("[algorithm.", "[algorithm.inner.")
 KILLED = {
     "fedbuff": f'name = "fedbuff"\nbuffer = 2\n{INNER}[edge]\nspread = 10\n',
     "fedasync": f'name = "fedasync"\n{INNER}[edge]\nspread = 10\nstay = 2.0\n',
     "deadline": POLICY + '{name = "deadline", seconds = 0.09}\n',
     "first_of": POLICY + '{name = "first_of", count = 4}\n',
+    "averaged": f'name = "averaged"\nwindow = 5\n{LATE}[edge]\nspread = 10\n',
+    "speed": CHOICE + '"speed"\n',
+    "labels": CHOICE + '"labels"\n',
     "partial_work": POLICY + '{name = "partial_work", seconds = 0.0745}\n',
 }
 
@@ -255,7 +260,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(name: str, tmp_path: Path
     (tmp_path / "experiment.toml").write_text(killed(name, 60))
     words = ["-m", "fedge", "run", str(tmp_path / "experiment.toml"), "--quiet", "--no-report"]
     words += ["--out", str(tmp_path / "killed")]
-    label, seen = name if name.startswith("fed") else "fedavg", 0
+    label, seen = name if name in ("fedbuff", "fedasync", "averaged") else "fedavg", 0
     rounds = tmp_path / "killed" / label / "rounds.jsonl"
     for more in ([], ["--resume"]):
         process = warm.start([*words, *more], env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -271,9 +276,11 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(name: str, tmp_path: Path
     assert whole.run is not None
     assert close(whole.run.params, resumed.run.params) == 0
     assert whole.run.ledger.rows == resumed.run.ledger.rows
+    cohorts = [[record.get("cohort") for record in one.run.history] for one in (whole, resumed)]
+    assert cohorts[0] == cohorts[1]
     drops = [record["dropped"] for record in whole.run.history]
     assert drops == [record["dropped"] for record in resumed.run.history]
-    assert any(drops) == (name != "fedbuff"), "nobody was late, and nobody left"
+    assert any(drops) == (name not in ("fedbuff", "averaged")), "nobody was late, and nobody left"
 
 
 def test_bytes_and_joules_by_hand() -> None:

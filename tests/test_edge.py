@@ -33,10 +33,12 @@ from fedge.edge.table import COLUMNS, write
 from fedge.edge.work import Workload
 from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
 from fedge.experiment import Experiment, ExperimentError, compare, load, parse
+from fedge.keys import COHORT, choose, fold
 from fedge.runs.folder import RunFolderError
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
 
 LIMITED = (EACH_PATH | {"fednova_decay", "fedprox", "fedova_fednova", "lbfgs_next"}) - {"private_fedova"}
+SEED = 3
 SLOW = Profiles(("phone", "raspberry_pi"), spread=30.0, correlation=0.5, seed=4)
 
 
@@ -346,8 +348,14 @@ def test_limits_below_one_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"policy": FirstOf(3)}, {"policy": PartialWork(0.06)}, {"stay": 1.0}, {"choice": Choice("speed", 1)}],
-    ids=["first", "partial", "stay", "choice"],
+    [
+        {"policy": FirstOf(3)},
+        {"policy": PartialWork(0.06)},
+        {"stay": 1.0},
+        {"choice": Choice("speed", 3)},
+        {"choice": Choice("labels", 3)},
+    ],
+    ids=["first", "partial", "stay", "speed", "labels"],
 )
 def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
     algorithm, where = algorithms()["sharing_fedova"], federation()
@@ -356,7 +364,7 @@ def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
         link = Clock(Simulator(algorithm, where), where, SLOW, **options)
         observe = fedge.Observe(checkpoint_every=2)
         return fedge.train(
-            algorithm, where, rounds=rounds, cohort=5, seed=3, link=link, out=out, resume=resume, observe=observe
+            algorithm, where, rounds=rounds, cohort=3, seed=3, link=link, out=out, resume=resume, observe=observe
         )
 
     whole = run(5, tmp_path / "a")
@@ -364,13 +372,16 @@ def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
     again = run(5, tmp_path / "b", resume=True)
     assert close(whole.params, again.params) == 0
     assert whole.ledger.rows == again.ledger.rows
+    plain = fedge.train(algorithm, where, rounds=5, cohort=3, seed=3)
+    evenly = [record["cohort"] for record in plain.history] == [record["cohort"] for record in whole.history]
+    assert evenly == ("choice" not in options), "the choice chose nobody"
     drop = ("seconds",)
     assert [{k: v for k, v in r.items() if k not in drop} for r in whole.history] == [
         {k: v for k, v in r.items() if k not in drop} for r in again.history
     ]
     link = Clock(Simulator(algorithm, where), where, Profiles("laptop"))
     with pytest.raises(ValueError, match="the run was timed on"):
-        fedge.train(algorithm, where, rounds=6, cohort=5, seed=3, link=link, out=tmp_path / "b", resume=True)
+        fedge.train(algorithm, where, rounds=6, cohort=3, seed=3, link=link, out=tmp_path / "b", resume=True)
 
 
 # Privacy
@@ -566,6 +577,35 @@ def test_every_label_gets_its_turn() -> None:
     draw = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice("labels", 10)).choosing(29, 6)
     held = [set(data.train_y[where.examples(c)].tolist()) for c in draw(At(0, 1, 0)).tolist()]
     assert [sum(label in some for some in held) for label in range(3)] == pytest.approx([2, 2, 2], abs=1)
+
+
+def plain_rarest(held: list[set[int]], candidates: list[int], size: int) -> list[int]:
+    """One after another, the first candidate whose labels the chosen ones hold least, in the mean over its labels."""
+    chosen = list[int]()
+    for _ in range(size):
+        free = [client for client in candidates if client not in chosen]
+        crowds = [
+            sum(sum(label in held[other] for other in chosen) for label in held[client]) / len(held[client])
+            for client in free
+        ]
+        chosen.append(free[crowds.index(min(crowds))])
+    return sorted(chosen)
+
+
+@pytest.mark.parametrize(("among", "size"), [(2, 6), (3, 6), (3, 2), (100, 9)])
+def test_the_rarest_labels_are_those_of_a_plain_loop(among: int, size: int) -> None:
+    data = toy_data(examples=300, classes=3)
+    order = torch.argsort(data.train_y, stable=True)
+    sizes = np.random.default_rng(5).integers(1, 40, 400).cumsum()  # most hold one label, some two
+    parts = np.split(order.numpy(), sizes[sizes < 300])
+    where, algorithm = fedge.Federation(data, parts), fedavg()
+    held = [set(data.train_y[where.examples(client)].tolist()) for client in range(where.clients)]
+    assert {len(some) for some in held} == {1, 2}
+    draw = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice("labels", among)).choosing(where.clients, size)
+    for number in range(1, 21):
+        key, many = fold(SEED, COHORT, number, 0), min(where.clients, among * size)
+        candidates = choose(key, where.clients, many).tolist()
+        assert draw(At(SEED, number, 0)).tolist() == plain_rarest(held, candidates, size)
 
 
 def test_accuracy_by_kind_of_device() -> None:
