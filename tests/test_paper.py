@@ -606,7 +606,7 @@ def test_the_page_says_when_a_choice_was_of_another_grid(tmp_path: Path, monkeyp
         choice = {"kind": "choice", "dataset": "fmnist", "method": method, "rounds": 60, "setting": settings[0]}
         Store(tmp_path / "tune.jsonl").add({**choice, "key": method, "trials": trials})
     rows = {row.split(" | ")[0]: row for row in page.pages()[page.SETTINGS].split("## Tuning")[1].splitlines()}
-    assert "lr 0.02 (90.0 %, next 90.0) |" in rows["| FedAvg"]
+    assert "lr 0.02 (90.0 %, next 90.0; 2 settings, 60 rounds) |" in rows["| FedAvg"]
     assert "lr 0.02 (90.0 %, next 90.0, of an earlier grid, 60 rounds) |" in rows["| FedOVA"]
 
 

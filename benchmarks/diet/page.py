@@ -74,16 +74,17 @@ def table(problem: str, stored: Sequence[Line]) -> str:
     base = mine["FedAvg"]
     if not base:
         return "Not run yet."
-    whole, target = mean(spent(one)[-1] for one in base), PROBLEMS[problem].target
+    whole, targets = mean(spent(one)[-1] for one in base), (PROBLEMS[problem].target, *PROBLEMS[problem].more)
     head = ["method", "seeds", "lr", "MB per round", "final, %", "calibrated, %", "at half of FedAvg's bytes, %"]
-    head += [f"MB to {100 * target:g} %"]
+    head += [f"MB to {100 * target:g} %" for target in targets]
     rows = [head, ["---"] * len(head)]
     for name, runs in mine.items():
         if runs:
             moved = mean(spent(one)[-1] / one["rounds"] for one in runs) / 1e6
             cells = [spread([final(one) for one in runs]), spread([calibrated(one) for one in runs])]
             cells += [spread([at_bytes(one, whole / 2) for one in runs])]
-            cells += [spread([to_target(one, target) for one in runs], 1e-6, 1 if moved < 10 else 0)]
+            places = 1 if moved < 10 else 0
+            cells += [spread([to_target(one, target) for one in runs], 1e-6, places) for target in targets]
             step = "/".join(f"{lr:g}" for lr in sorted({one["lr"] for one in runs}))
             rows.append([name, str(len(runs)), step, f"{moved:.2f}", *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -91,15 +92,16 @@ def table(problem: str, stored: Sequence[Line]) -> str:
 
 def answer(stored: Sequence[Line]) -> str:
     """One line per problem: the cheapest FedOVA and the cheapest FedAvg to the target, and what FedAvg itself needs."""
-    said = [*(_short(one, stored) for one in PROBLEMS), everywhere(stored)]
+    said = [*(_short(one, stored) for one in PROBLEMS), everywhere(stored), *(_higher(one, stored) for one in PROBLEMS)]
     return "\n".join(fill(f"- {one}", 120, subsequent_indent="  ") for one in said if one)
 
 
-def costs_of(problem: str, stored: Sequence[Line]) -> dict[str, dict[str, float]]:
-    """MB to the target by kind and method, where every seed got there."""
+def costs_of(problem: str, stored: Sequence[Line], target: float | None = None) -> dict[str, dict[str, float]]:
+    """MB to a target by kind and method, where every seed got there."""
     costs: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     for method in METHODS:
-        found = [to_target(one, PROBLEMS[problem].target) for one in stored if _is(one, problem, method.name)]
+        aim = target or PROBLEMS[problem].target
+        found = [to_target(one, aim) for one in stored if _is(one, problem, method.name)]
         known = [one for one in found if one is not None]
         if known and len(known) == len(found):
             costs[method.kind][method.name] = mean(known) / 1e6
@@ -123,6 +125,19 @@ def everywhere(stored: Sequence[Line]) -> str:
         "**Is there a diet with which FedOVA needs fewer bytes to the target than any FedAvg here, with a server step "
         f"too?** On {where}: {found}.{rest}"
     )
+
+
+def _higher(problem: str, stored: Sequence[Line]) -> str:
+    """Who is cheapest to higher targets."""
+    said = []
+    for target in PROBLEMS[problem].more:
+        costs = costs_of(problem, stored, target)
+        best = {kind: min(costs[kind].items(), key=lambda item: item[1]) for kind in ("ova", "step") if costs[kind]}
+        if best:
+            told = [f"{name} {cost:,.1f} MB" for name, cost in best.values()]
+            told += [f"no {KINDS[kind]} with every seed" for kind in ("ova", "step") if kind not in best]
+            said.append(f"to {100 * target:g} %, {' and '.join(told)}")
+    return f"**Higher targets** on {NAMES[problem]}, the cheapest: {'; '.join(said)}." if said else ""
 
 
 def _short(problem: str, stored: Sequence[Line]) -> str:

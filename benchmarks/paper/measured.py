@@ -104,8 +104,19 @@ def setting(entry: Entry) -> str:
 def described(algorithm: Table) -> str:
     """The step size and the like of the innermost algorithm."""
     inner = innermost(algorithm)
-    names = ("lr", "local_lr", "lr_decay", "server_momentum", "mu", "damping", "clip", "epochs", "batch_size")
-    neutral = {"lr_decay": 1, "server_momentum": 0, "clip": None} | (
+    names = (
+        "lr",
+        "local_lr",
+        "lr_decay",
+        "server_momentum",
+        "server_lr",
+        "mu",
+        "damping",
+        "clip",
+        "epochs",
+        "batch_size",
+    )
+    neutral = {"lr_decay": 1, "server_momentum": 0, "server_lr": 1, "clip": None} | (
         {"lr": inner.get("lr")} if "local_lr" in inner else {}
     )
     shown = {name: inner[name] for name in names if name in inner and inner[name] != neutral.get(name, ())}

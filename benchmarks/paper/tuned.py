@@ -14,12 +14,15 @@ from fedge.sweep.store import Line, collapsed
 from .places import DATASETS, EXPERIMENTS, entries, grid, paper
 from .tables import NOT_RUN, markdown, title
 
+LONG = 120  # rounds of a tuning's last stage, unless the table says otherwise
 SETTLED, DIP = 50, 0.9  # rounds after which a run that falls below this part of its best so far is remarked on
 
 
 def tuning(choices: Choices) -> str:
     rows = []
-    methods = dict.fromkeys(entry.method for name in EXPERIMENTS for entry in entries(name, "fmnist", [0]))
+    methods = dict.fromkeys(
+        entry.method for data in DATASETS for name in EXPERIMENTS for entry in entries(name, data, [0])
+    )
     for method in methods:
         if not any((dataset, method) in choices.lines for dataset in DATASETS):
             continue
@@ -108,6 +111,9 @@ def _chosen(choices: Choices, scope: str, method: str) -> str:
     earlier = any(trial["setting"] not in grid(method) for trial in found["trials"])
     rounds = ", ".join(str(one) for one in sorted({trial["rounds"] for trial in found["trials"]}))
     note += f", of an earlier grid, {rounds} rounds" if earlier else ""
+    short = found["rounds"] < LONG and not earlier
+    count = len({str(trial["setting"]) for trial in found["trials"]})
+    note += f"; {count} settings, {rounds} rounds" if short else ""
     shown = [f"{name} {value:g}{_edge(found['trials'], name, value)}" for name, value in found["setting"].items()]
     return ", ".join(shown) + f" ({100 * best:.1f} %{note})"
 

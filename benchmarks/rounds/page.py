@@ -163,7 +163,8 @@ def filled(path: Path, page: str) -> str:
 
 def readme() -> str:
     page = README.read_text("utf-8")
-    for name, body in (("second-order", published().answer()), ("digits", readme_table(digits()))):
+    answer = published().short().replace("](", "](docs/")
+    for name, body in (("second-order", answer), ("digits", readme_table(digits()))):
         page = replaced(page, name, body + "\n", COMMAND, README.name)
     return page
 
