@@ -16,24 +16,27 @@ TEXT = """\
 
 {note} [The results](results.md) themselves are on their own page.
 
-A setting with which a run of any seed diverges gives way to the next best: too few uploads of a round are finite or, in
-100 rounds or more, its last accuracy is below half of its best. (Some dropped uploads alone are no divergence.) That is
-the one decision in which the test set has a say. `splits`, which began after it was fixed, is judged by a
-stricter rule, fixed before they ran: a run counts if no round after the 50th is below nine tenths of the best before it
-and its last 20 rounds are within three points of its best 20 in a row.
+If a run of any seed diverges, its setting is replaced by the next best. A run has diverged if too few uploads of a round
+are finite, or if it has 100 rounds or more and its last accuracy is below half of its best. (Some dropped uploads alone
+are no divergence.) That is the one decision in which the test set has a say.
 
-These runs fell (trials of the tuning apart):
+`splits` and `balanced-sharing` are judged by a stricter rule, which was fixed before they ran. There a run counts if no
+round after the 50th is below nine tenths of the best before it, and if its last 20 rounds are within three points of its
+best 20 in a row.
+
+These runs diverged (without the trials of the tuning):
 
 {falls}
 
-These fell below nine tenths of their best after round 50, and not for good or not so far. They are no divergence by the
-rule above, and count:
+These runs fell below nine tenths of their best after round 50, but recovered or did not fall below half of it. By the
+first rule they have not diverged, and they count:
 
 {dips}
 
-## Run too, with settings that gave way
+## Runs with superseded settings
 
-Because a seed diverged, or because tuning for the cell itself, on held-out data and after 120 rounds, chose another.
+These settings were replaced because a seed diverged, or because tuning for the cell itself (on held-out data, for 120
+rounds) chose another.
 
 {others}
 """
@@ -60,5 +63,5 @@ def _if_better(runs: list[Entry], store: Store) -> list[str]:
         for old, new in zip(runs, better, strict=True)
         if new.key != old.key
     )
-    intro = f"Better on the test set than what was chosen, as is seen only afterwards: {'; '.join(found)}. With it:"
+    intro = f"These turned out better on the test set than what was chosen: {'; '.join(found)}. With them:"
     return [intro, "\n".join(f"- {line}" for line in said)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 from fedge.sweep import Choices, Store
@@ -41,14 +42,15 @@ def tuning(choices: Choices) -> str:
 
 def leaders(choices: Choices) -> str:
     """How often the leader of an earlier stage was not what was chosen in the end."""
-    lost = Counter[int]()
+    lost, held = Counter[int](), Counter[int]()
     for line in choices.lines.values():
         best: dict[int, Any] = {}
         for trial in sorted(line["trials"], key=lambda one: one["validation"]):
             best[trial["rounds"]] = trial["setting"]
+        held.update(list(best))
         lost.update(rounds for rounds, setting in best.items() if setting != line["setting"])
-    said = [f"the leader after {rounds} rounds was not chosen in {count}" for rounds, count in sorted(lost.items())]
-    return f"of {len(choices.lines)} tunings, " + ", ".join(said)
+    said = [f"after {rounds} rounds in {count} of {held[rounds]} tunings" for rounds, count in sorted(lost.items())]
+    return fill(f"The leader of an earlier stage was not chosen in the end: {', '.join(said)}.", 120)
 
 
 def falls(store: Store) -> str:
