@@ -53,11 +53,11 @@ the paper's. A star marks a choice at the end of its grid: something beyond it m
 have no star.
 
 **CIFAR-10 was tuned far less**: once, for 3, 9 and 24 rounds, and with torch's first weights in the network's head.
-After 3 rounds seven of FedAvg's eight step sizes stood at 10 %. Only Adam was tuned with the weights that are used, four
-settings for 16 rounds. FedOVA and data sharing took FedAvg's step size. FedDANE and Fisher L-BFGS took that of
-FedAvg-SGD. FedOVA with the server step took that of FedAvg with it. K = 1000 has no choice of its own. What FedOVA gains
-there is a gain over *this* FedAvg, which still rises after 100 rounds. With torch's weights FedAvg ended at 45.1 % with
-two labels per client and 63.2 % IID, the server step at 76.6 % IID (`results/cifar10-first-weights.jsonl`).
+After 3 rounds seven of FedAvg's eight step sizes stood at 10 %. Only Adam was tuned with the weights that are used,
+four settings for 16 rounds. FedOVA and data sharing took FedAvg's step size. FedDANE and Fisher L-BFGS took that of
+FedAvg-SGD. FedOVA with the server step took that of FedAvg with it. K = 1000 has no choice of its own. What FedOVA
+gains there is a gain over *this* FedAvg, which still rises after 100 rounds. With torch's weights FedAvg ended at
+45.1 % with two labels per client and 63.2 % IID, the server step at 76.6 % IID (`results/cifar10-first-weights.jsonl`).
 
 A choice is made after 120 rounds and used for 200 or 250. What is best early need not be best late.
 {leaders}

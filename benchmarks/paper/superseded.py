@@ -16,13 +16,13 @@ TEXT = """\
 
 {note} [The results](results.md) themselves are on their own page.
 
-If a run of any seed diverges, its setting is replaced by the next best. A run has diverged if too few uploads of a round
-are finite, or if it has 100 rounds or more and its last accuracy is below half of its best. (Some dropped uploads alone
-are no divergence.) That is the one decision in which the test set has a say.
+If a run of any seed diverges, its setting is replaced by the next best. A run has diverged if too few uploads of a
+round are finite, or if it has 100 rounds or more and its last accuracy is below half of its best. (Some dropped uploads
+alone are no divergence.) That is the one decision in which the test set has a say.
 
 `splits` and `balanced-sharing` are judged by a stricter rule, which was fixed before they ran. There a run counts if no
-round after the 50th is below nine tenths of the best before it, and if its last 20 rounds are within three points of its
-best 20 in a row.
+round after the 50th is below nine tenths of the best before it, and if its last 20 rounds are within three points of
+its best 20 in a row.
 
 These runs diverged (without the trials of the tuning):
 
