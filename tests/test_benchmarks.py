@@ -243,6 +243,7 @@ def test_the_page_of_the_edge_says_what_was_stored() -> None:
     text = edge_page.PAGE.read_text()
     assert edge_page.fleets() in text
     assert edge_page.asynchronous() in text
+    assert edge_page.costs() in text
 
 
 def test_graphs(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from fedge.edge import (
     accuracy_by_kind,
     by_kind,
 )
-from fedge.edge.devices import Devices
+from fedge.edge.devices import Devices, Drawn
 from fedge.edge.policies import Policy
 from fedge.edge.profiles import NETWORKS, PROFILES
 from fedge.edge.table import COLUMNS, write
@@ -439,6 +439,33 @@ def test_devices_do_not_depend_on_who_else_is_asked() -> None:
         many = fleet.devices(np.arange(1000))
         few = fleet.devices(np.array([7, 999]))
         assert all(a[[7, 999]].tolist() == b.tolist() for a, b in zip(many, few, strict=True))
+
+
+@pytest.mark.parametrize("most", [1000, 999])
+def test_devices_are_drawn_once(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drawn, "MOST", most)
+    fleet = Profiles(("phone", "laptop"), spread=30.0, availability=0.7)
+    drawn = Drawn(fleet, 1000)
+    for clients in ([5, 999, 0], [0, 7], [], [7, 5, 999]):
+        ids = np.array(clients, np.int64)
+        for now, before in zip(drawn(ids), fleet.devices(ids), strict=True):
+            assert now.tolist() == before.tolist()
+            assert now.dtype == before.dtype
+
+
+@pytest.mark.parametrize("fleet", [SLOW, Cell()])
+def test_shared_examples_take_time_however_many_clients_there_are(
+    fleet: Profiles | Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above 100,000 clients they took none; now they are counted in blocks."""
+
+    def told() -> tuple[float, float]:
+        record = trained(algorithms()["sharing_fedova"], fleet=fleet, rounds=1).history[0]
+        return record["virtual_seconds"], record["joules"]
+
+    whole = told()
+    monkeypatch.setattr("fedge.edge.clock.EVERYBODY", 2)
+    assert told() == pytest.approx(whole, rel=1e-12)
 
 
 def test_a_million_clients_cost_nothing() -> None:

@@ -92,6 +92,7 @@ def test_edge_show(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, [*words, *files])
     assert found.exit_code == 0, found.output
     assert "phone" in found.stdout
+    assert f"Written  {tmp_path / 'd.csv'}, {tmp_path / 'd.png'}" in found.stdout
     assert (tmp_path / "d.png").stat().st_size > 1000
     again = Table(str(tmp_path / "d.csv"), 60).devices(np.arange(60))
     assert again.flops.tolist() == Profiles("phone", spread=10.0).devices(np.arange(60)).flops.tolist()

@@ -1,14 +1,18 @@
 """What the simulation of the edge itself costs: `python -m benchmarks.edge.cost` writes results/cost.json.
 
 Events of asynchronous training: 10,000 clients with one example each, 100 or 1,000 of them at work; CPU time of
-everything but the training, after a first round that is not counted. The clock: CPU time of its own code against the
-rest of the same rounds of workload B (docs/speed.md). One thread; medians of five repetitions, and all of them.
+everything but the training, after a first round that is not counted; around FedOVA a client has two examples of
+different labels, so it answers for two classes of ten. The clock: whole rounds (`benchmarks.edge.rounds`). One thread.
+
+    python -m benchmarks.edge.cost            # both
+    python -m benchmarks.edge.cost events     # or one of: events, rounds
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,19 +23,35 @@ import numpy as np
 import torch
 
 import fedge
+from benchmarks.edge import rounds
 from benchmarks.edge.measure import RESULTS
 from fedge.algorithms.asynchronous import Asynchronous
-from fedge.edge import Clock, FirstOf, Profiles
+from fedge.edge import Clock, Profiles
 from fedge.edge.jobs import Stack
 from fedge.engine import Simulator
 from fedge.handle import parameters
 
 FILE = RESULTS / "cost.json"
 CLIENTS, REPEATS, AT_WORK = 10_000, 5, (100, 1000)
-EVENTS: dict[str, Callable[[fedge.FedAvg], Asynchronous]] = {
-    "FedBuff, buffer of 50": lambda inner: fedge.FedBuff(inner, buffer=50),
-    "FedBuff, buffer of 10": lambda inner: fedge.FedBuff(inner, buffer=10),
-    "FedAsync": lambda inner: fedge.FedAsync(inner),
+TARGET = 50.0  # microseconds per event, with 1,000 at work
+CLASSES = 10
+
+
+def _fedavg() -> fedge.FedAvg:
+    return fedge.FedAvg(fedge.models.mlp(6, (5,), CLASSES, seed=0), epochs=1)
+
+
+def _fedova() -> fedge.FedOVA:
+    return fedge.FedOVA(fedge.FedAvg(fedge.models.mlp(6, (5,), 2, seed=0), epochs=1), classes=CLASSES)
+
+
+EVENTS: dict[str, Callable[[], Asynchronous]] = {
+    "FedBuff(FedAvg), buffer of 50": lambda: fedge.FedBuff(_fedavg(), buffer=50),
+    "FedBuff(FedAvg), buffer of 10": lambda: fedge.FedBuff(_fedavg(), buffer=10),
+    "FedAsync(FedAvg)": lambda: fedge.FedAsync(_fedavg()),
+    "FedBuff(FedOVA), buffers of 4": lambda: fedge.FedBuff(_fedova(), buffer=4),
+    "FedBuff(FedOVA), buffers of 1": lambda: fedge.FedBuff(_fedova(), buffer=1),
+    "FedAsync(FedOVA)": lambda: fedge.FedAsync(_fedova()),
 }
 
 
@@ -56,51 +76,41 @@ class Timed:
         setattr(self.owner, self.name, self.inner)
 
 
-def event(name: str, at_work: int, events: int = 4000) -> float:
+def event(name: str, at_work: int, least: int = 10_000) -> float:
     """Microseconds per event, beside the training."""
-    draw = np.random.default_rng(0)
-    x, y = draw.standard_normal((CLIENTS + 10, 6)).astype(np.float32), np.arange(CLIENTS + 10) % 3
-    data = fedge.data.from_arrays(x[:CLIENTS], y[:CLIENTS], x[CLIENTS:], y[CLIENTS:])
-    where = fedge.Federation(data, np.arange(CLIENTS).reshape(-1, 1))
-    algorithm = EVENTS[name](fedge.FedAvg(fedge.models.mlp(6, (5,), 3, seed=0), epochs=1))
+    algorithm = EVENTS[name]()
+    each = 1 if algorithm.rows is None else 2
+    count, draw = CLIENTS * each, np.random.default_rng(0)
+    x, y = draw.standard_normal((count + 10, 6)).astype(np.float32), np.arange(count + 10) % CLASSES
+    data = fedge.data.from_arrays(x[:count], y[:count], x[count:], y[count:])
+    where = fedge.Federation(data, np.arange(count).reshape(-1, each))
     going = Clock(Simulator(algorithm, where), where, Profiles("phone", spread=10.0))._events(algorithm)
-    state, *_ = going.advance(algorithm.init(parameters(algorithm.model)), 0, 1, at_work)
-    rounds = max(2, events // at_work)
+    state, *_ = going.advance(algorithm.init(parameters(algorithm.base.model)), 0, 1, at_work)
+    many = max(2, least // at_work)
     with Timed(Stack, "fold") as training:
         begin = time.process_time()
-        for number in range(2, 2 + rounds):
+        for number in range(2, 2 + many):
             state, *_ = going.advance(state, 0, number, at_work)
         spent = time.process_time() - begin - training.spent
-    return 1e6 * spent / (rounds * at_work)
+    return 1e6 * spent / (many * at_work)
 
 
-def clock(policy: FirstOf | None, rounds: int = 200) -> dict[str, float]:
-    """Milliseconds of the clock per round of the digits workload, and as a share of the rest of the round, in %."""
-    data = fedge.data.load("digits")
-    where = fedge.Federation(data, fedge.partition.labels_per_client(data.train_y, 100, labels=2, seed=0))
-    algorithm = fedge.FedAvg(fedge.models.mlp(seed=0), lr=0.5, batch_size=10)
-    link = Clock(Simulator(algorithm, where), where, Profiles("phone", spread=10.0), policy)
-    observe = fedge.Observe(evaluate_every=rounds)
-    with Timed(Clock, "ask") as outer, Timed(Simulator, "ask") as inner:
-        begin = time.process_time()
-        fedge.train(algorithm, where, rounds=rounds, cohort=20, seed=0, link=link, observe=observe)
-        whole = time.process_time() - begin
-    own = outer.spent - inner.spent
-    return {"milliseconds": 1e3 * own / rounds, "percent": 100 * own / (whole - own)}
-
-
-def measured() -> dict[str, Any]:
-    torch.set_num_threads(1)
-    events = {
+def events() -> dict[str, dict[str, list[float]]]:
+    return {
         name: {str(at_work): [round(event(name, at_work), 1) for _ in range(REPEATS)] for at_work in AT_WORK}
         for name in EVENTS
     }
-    clocks = {
-        name: [{key: round(value, 3) for key, value in clock(policy).items()} for _ in range(REPEATS)]
-        for name, policy in {"wait for all": None, "first 15 of 20": FirstOf(15)}.items()
-    }
+
+
+def measured(parts: list[str]) -> dict[str, Any]:
+    """These parts anew; the others as they are stored."""
+    torch.set_num_threads(1)
+    found = stored()
+    for part, measure in (("events", events), ("rounds", rounds.measured)):
+        if part in parts:
+            found[part] = measure()
     about = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1}
-    return {"events": events, "clock": clocks, **about}
+    return {part: found[part] for part in ("events", "rounds")} | about
 
 
 def stored(path: Path = FILE) -> dict[str, Any]:
@@ -112,24 +122,25 @@ def events_table(found: dict[str, Any]) -> list[list[str]]:
     """Rows: the method; the median of the repetitions and their span, by the number at work."""
 
     def cell(values: list[float]) -> str:
-        return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+        return f"{median(values):.1f} ({min(values):.0f} to {max(values):.0f})"
 
-    head = ["microseconds per event", *(f"{int(count):,} at work" for count in next(iter(found["events"].values())))]
-    return [head, *([name, *map(cell, by_count.values())] for name, by_count in found["events"].items())]
+    counts = [f"{count:,} at work" for count in AT_WORK]
+    head = ["microseconds per event", *counts, f"{counts[-1]}: at most {TARGET:.0f}"]
+    rows = [head]
+    for name, by_count in found["events"].items():
+        met = median(by_count[str(AT_WORK[-1])]) <= TARGET
+        rows.append([name, *(cell(by_count[str(count)]) for count in AT_WORK), "met" if met else "**missed**"])
+    return rows
 
 
-def clock_text(found: dict[str, Any]) -> str:
-    told = []
-    for name, runs in found["clock"].items():
-        own, share = (median(run[key] for run in runs) for key in ("milliseconds", "percent"))
-        told.append(f"*{name}*: {own:.2f} ms, {share:.0f} % of the rest of the round")
-    about = f"torch {found['torch']}, {found['machine']}, {found['threads']} thread, CPU time"
-    return f"{'; '.join(told)} (medians of {REPEATS}; {about})."
+def about(found: dict[str, Any]) -> str:
+    return f"torch {found['torch']}, {found['machine']}, {found['threads']} thread, CPU time"
 
 
 def main() -> None:
-    FILE.write_text(json.dumps(measured(), indent=1) + "\n", "utf-8")
-    for row in events_table(stored()):
+    found = measured(sys.argv[1:] or ["events", "rounds"])
+    FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    for row in (*events_table(found), *rounds.table(found["rounds"])):
         print(" | ".join(row))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import fedge
-from benchmarks.edge import cost
+from benchmarks.edge import cost, rounds
 from benchmarks.edge.measure import CLIENTS, COHORT, LABELS, RESULTS
 from benchmarks.readme import replaced
 from fedge.core import Algorithm
@@ -120,11 +120,14 @@ def _spread(values: list[float]) -> str:
 def text(page: str) -> str:
     """The page with its tables made from the stored results."""
     found = cost.stored()
-    rows = cost.events_table(found)
-    events = "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
     page = replaced(page, "fairness", table(lines()), COMMAND, PAGE.name)
-    page = replaced(page, "events", events + "\n", COMMAND, PAGE.name)
-    return replaced(page, "clock", cost.clock_text(found) + "\n", COMMAND, PAGE.name)
+    page = replaced(page, "events", _markdown(cost.events_table(found)), COMMAND, PAGE.name)
+    whole = f"{_markdown(rounds.table(found['rounds']))}\nMedians; {cost.about(found)}.\n"
+    return replaced(page, "clock", whole, COMMAND, PAGE.name)
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]) + "\n"
 
 
 def main() -> None:

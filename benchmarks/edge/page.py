@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
+from benchmarks.edge import cost, rounds
 from benchmarks.edge.measure import EVEN, EVERYWHERE, PROBLEMS, TENFOLD, UNEVEN, WAITS, lines
 
 PAGE = Path(__file__).parents[2] / "docs/edge.md"
@@ -19,7 +20,7 @@ TITLES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "key words"}
 
 def write() -> None:
     text = PAGE.read_text()
-    for name, table in (("fleets", fleets()), ("asynchronous", asynchronous())):
+    for name, table in (("fleets", fleets()), ("asynchronous", asynchronous()), ("costs", costs())):
         begin, end = f"<!-- {name}: python -m benchmarks.edge -->\n", f"<!-- /{name} -->"
         head, rest = text.split(begin)
         text = head + begin + table + end + rest.split(end, 1)[1]
@@ -109,6 +110,27 @@ def _saved(problem: str, method: str) -> list[str]:
         pace = number(mean(line["virtual_seconds"] / line["rounds"] for line in some)) if some else "not run"
         cells += [number(taken), share, pace]
     return cells
+
+
+def costs() -> str:
+    """What the simulation of time costs, and whether that is within the targets."""
+    known = cost.stored()
+    most = str(cost.AT_WORK[-1])
+    events = {name: median(counts[most]) for name, counts in known["events"].items()}
+    longer = {name: max(rounds.shares(some)) for name, some in known["rounds"].items()}
+    return (
+        f"- An event of asynchronous training, in microseconds (at most {cost.TARGET:.0f}): "
+        f"{_judged(events, cost.TARGET)}.\n"
+        f"- The clock, in % of a round of workload B (at most {rounds.TARGET:.0f}): {_judged(longer, rounds.TARGET)}.\n"
+    )
+
+
+def _judged(values: dict[str, float], target: float) -> str:
+    """Who meets a target and who misses it, with the numbers."""
+    met = [f"`{name}` {value:.1f}" for name, value in values.items() if value <= target]
+    missed = [f"`{name}` {value:.1f}" for name, value in values.items() if value > target]
+    told = [f"{word} by {', '.join(names)}" for word, names in (("met", met), ("**missed**", missed)) if names]
+    return "; ".join(told)
 
 
 def accuracy(some: list[dict[str, Any]], problem: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,11 +86,12 @@ def asynchronous(until: float) -> tuple[list[Bar], list[float]]:
 def panels() -> dict[str, tuple[list[Bar], list[float]]]:
     everybody = waiting(None)
     seconds = sorted(sum(bar.parts) for bar in everybody[0][:CLIENTS])
+    deadline, partial = (math.ceil(1000 * taken) / 1000 for taken in (seconds[5], seconds[4]))  # as the titles say
     some = {
         "wait for all": everybody,
-        f"Deadline({seconds[5]:.2g})": waiting(Deadline(seconds[5])),
+        f"Deadline({deadline})": waiting(Deadline(deadline)),
         "FirstOf(4)": waiting(FirstOf(4)),
-        f"PartialWork({seconds[4]:.2g})": waiting(PartialWork(seconds[4])),
+        f"PartialWork({partial})": waiting(PartialWork(partial)),
     }
     return some | {"FedBuff, a buffer of 3": asynchronous(max(ends[-1] for _, ends in some.values()))}
 

@@ -46,7 +46,7 @@ def show(experiment: Path | None, settings: list[str] | None, out: Path | None, 
     if json:
         typer.echo(to_json(told))
         return
-    _print(Console(), told, devices, out or csv)
+    _print(Console(), told, devices, [file for file in (csv, out) if file is not None])
 
 
 def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
@@ -100,7 +100,7 @@ def _spread(values: Any) -> dict[str, float]:
     return {"low": low, "median": middle, "high": high}
 
 
-def _print(console: Console, told: dict[str, Any], devices: Devices, file: Path | None) -> None:
+def _print(console: Console, told: dict[str, Any], devices: Devices, files: list[Path]) -> None:
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
     for title in ("devices", "", *(name for name, _ in UNITS.values())):
         shown.add_column(title, justify="right" if title == "" else "left", no_wrap=True)
@@ -111,8 +111,8 @@ def _print(console: Console, told: dict[str, Any], devices: Devices, file: Path 
     console.print("5 %, median and 95 % of each kind; all devices, from slow to fast:\n", style="dim", highlight=False)
     for key, (name, unit) in UNITS.items():
         console.print(f"{name:>11}  {histogram(getattr(devices, key) / unit)}", highlight=False)
-    if file is not None:
-        console.print(f"\nWritten  {file}", soft_wrap=True, markup=False, highlight=False)
+    if files:
+        console.print(f"\nWritten  {', '.join(map(str, files))}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _range(row: dict[str, float], unit: float) -> str:

@@ -21,7 +21,7 @@ from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import positive
 from fedge.core import Ask, At, Drop, Examples, Progress, Share
 from fedge.edge.cohorts import Choice, by_choice
-from fedge.edge.devices import Devices, Fleet
+from fedge.edge.devices import Devices, Drawn, Fleet
 from fedge.edge.draws import Array, exponential, uniform
 from fedge.edge.events import Events
 from fedge.edge.fairness import by_kind
@@ -34,7 +34,7 @@ from fedge.engine.uploads.checks import TooFewReplies
 from fedge.federation import Federation
 from fedge.keys import AVAILABLE, LEAVING, fold
 
-EVERYBODY = 100_000  # clients; of more, accuracy by kind of device is not worked out
+EVERYBODY = 100_000  # clients at a time; of more, accuracy by kind of device is not worked out
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Clock(Around):
                 "leave out policy and choose"
             )
         self.federation, self.fleet, self.policy = federation, fleet, policy or WaitForAll()
-        self.stay, self.choice = stay, choice
+        self.stay, self.choice, self.devices = stay, choice, Drawn(fleet, federation.clients)
         self.load = Workload(inner.algorithm, federation)
         self.spent = Spent()
         self.events: Events | None = None
@@ -86,7 +86,7 @@ class Clock(Around):
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         self._turn(at)
         ids, task = clients.numpy(), asks[0].tasks[0]
-        devices = self.fleet.devices(ids)
+        devices = self.devices(ids)
         there = self._available(at, ids, devices)
         asleep = [Drop(client, task, "not available in this round") for client in ids[~there].tolist()]
         ids, devices = ids[there], Devices(*(column[there] for column in devices))
@@ -195,13 +195,14 @@ class Clock(Around):
         self._turn(at)
         size = self.load.share(wanted)
         examples = self.inner.share(at, wanted)
-        if self.federation.clients > EVERYBODY:
-            return examples
-        ids = np.arange(self.federation.clients)
-        devices = self.fleet.devices(ids)
-        seconds = 8 * size / self.fleet.rates(at, ids, devices)[0]
-        self.spent.seconds += float(seconds.max())
-        self.spent.joules += float((devices.receive_watts * seconds).sum())
+        many, slowest = self.federation.clients, 0.0
+        for first in range(0, many, EVERYBODY):
+            ids = np.arange(first, min(many, first + EVERYBODY))
+            devices = self.fleet.devices(ids)
+            seconds = 8 * size / self.fleet.rates(at, ids, devices, many)[0]
+            slowest = max(slowest, float(seconds.max()))
+            self.spent.joules += float((devices.receive_watts * seconds).sum())
+        self.spent.seconds += slowest
         return examples
 
     def advance(self, state: Any, seed: int, round: int, size: int) -> tuple[Any, Progress] | None:
@@ -230,7 +231,7 @@ class Clock(Around):
     def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
         if self.choice is None:
             return self.inner.choosing(clients, size)
-        return by_choice(self.choice, self.federation, self.fleet, self.load, size)
+        return by_choice(self.choice, self.federation, self.devices, self.load, size)
 
     def about(self) -> dict[str, Any]:
         found = by_kind(self.federation, self.fleet) if self.federation.clients <= EVERYBODY else {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedge.checks import at_least_one, choice
 from fedge.core import At
-from fedge.edge.devices import Fleet
+from fedge.edge.devices import Devices
 from fedge.edge.draws import Array
 from fedge.edge.work import Workload
 from fedge.federation import Federation
@@ -35,10 +35,12 @@ class Choice:
         at_least_one("among", self.among)
 
 
-def by_choice(rule: Choice, federation: Federation, fleet: Fleet, load: Workload, size: int) -> Callable[[At], Tensor]:
+def by_choice(
+    rule: Choice, federation: Federation, devices: Callable[[Array], Devices], load: Workload, size: int
+) -> Callable[[At], Tensor]:
     """The draw of a cohort as a function of the address alone."""
     many = min(federation.clients, rule.among * size)
-    pick = _fastest(fleet, load) if rule.by == "speed" else _rarest(federation)
+    pick = _fastest(devices, load) if rule.by == "speed" else _rarest(federation)
 
     def draw(at: At) -> Tensor:
         candidates = choose(fold(at.seed, COHORT, at.round, at.phase), federation.clients, many)
@@ -47,14 +49,14 @@ def by_choice(rule: Choice, federation: Federation, fleet: Fleet, load: Workload
     return draw
 
 
-def _fastest(fleet: Fleet, load: Workload) -> Callable[[Array, int], Array]:
+def _fastest(devices: Callable[[Array], Devices], load: Workload) -> Callable[[Array, int], Array]:
     bits, flops = 8 * load.model_bytes, load.gradient_flops()
 
     def pick(clients: Array, size: int) -> Array:
-        devices = fleet.devices(clients)
-        seconds = bits / devices.down + load.sizes(clients) * flops / devices.flops + bits / devices.up
-        found: Array = seconds.argsort(kind="stable")[:size]
-        return found
+        found = devices(clients)
+        seconds = bits / found.down + load.sizes(clients) * flops / found.flops + bits / found.up
+        fastest: Array = seconds.argsort(kind="stable")[:size]
+        return fastest
 
     return pick
 
@@ -64,17 +66,23 @@ def _rarest(federation: Federation) -> Callable[[Array, int], Array]:
     if not classes:
         raise ValueError("cohorts are to be chosen by labels, but this is a regression: choose by speed, or evenly")
 
+    known = dict[int, Array]()  # by client: which labels it holds, [classes]
+
+    def held(client: int) -> Array:
+        if client not in known:
+            known[client] = np.zeros(classes)
+            known[client][labels[federation.examples(client).cpu()].unique().numpy()] = 1
+        return known[client]
+
     def pick(clients: Array, size: int) -> Array:
-        held = np.zeros((len(clients), classes), bool)
-        for at, client in enumerate(clients.tolist()):
-            held[at, labels[federation.examples(client).cpu()].unique().numpy()] = True
-        count, free, found = np.zeros(classes), np.ones(len(clients), bool), list[int]()
+        own = np.stack([held(client) for client in clients.tolist()])
+        common, many = own @ own.T, own.sum(1)  # labels that two candidates have in common, and that each has
+        crowd, found = np.zeros(len(clients)), list[int]()
         for _ in range(size):
-            crowd = np.where(free, (held * count).sum(1) / held.sum(1), np.inf)
-            best = int(crowd.argmin())
+            best = int((crowd / many).argmin())
             found.append(best)
-            free[best] = False
-            count += held[best]
+            crowd += common[best]
+            crowd[best] = np.inf
         return np.array(found)
 
     return pick

@@ -56,6 +56,27 @@ class Fleet(ABC):
         return found.down, found.up
 
 
+class Drawn:
+    """The devices of a fleet's first `clients`, each drawn once; of more than `MOST` clients, whenever asked for."""
+
+    MOST = 100_000
+
+    def __init__(self, fleet: Fleet, clients: int) -> None:
+        self.fleet, self._few = fleet, clients <= self.MOST
+        self._rows: Array = np.empty((clients if self._few else 0, len(Devices._fields)))
+        self._there: Array = np.zeros(len(self._rows), bool)
+
+    def __call__(self, clients: Array) -> Devices:
+        if not self._few:
+            return self.fleet.devices(clients)
+        new = clients[~self._there[clients]]
+        if len(new):
+            self._rows[new] = np.stack(self.fleet.devices(new), axis=1)
+            self._there[new] = True
+        columns = self._rows[clients].T
+        return Devices._make([*columns[:-1], columns[-1].astype(np.int64)])
+
+
 @dataclass(frozen=True)
 class Profiles(Fleet):
     """Devices of one named kind, or of several with equal shares, around which single devices spread.

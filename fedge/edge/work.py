@@ -7,6 +7,7 @@ convolutions in it are added up. A client with n examples does  jobs * (steps * 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,11 +67,22 @@ class Workload:
         self.shared = 0  # examples that every client got
         self._known: Payload = {}  # one row's worth of what the cohort holds
         self._costs: dict[Any, list[Cost]] = {}
+        self._held: dict[tuple[int, ...], list[int]] = {}  # rows, by the labels that a client holds
 
     def _rows_of(self, client: int, task: Task) -> list[int]:
         assert task.holds is not None
-        labels = self.data.train_y[self.federation.examples(client)].cpu().unique()
-        return list(task.holds(labels).nonzero().flatten().tolist())
+        index, labels = self._labels
+        own = index[self.offsets[client] : self.offsets[client + 1]]
+        held = tuple(np.unique(labels[own]).tolist())
+        if held not in self._held:
+            rows = task.holds(torch.tensor(held, dtype=self.data.train_y.dtype)).nonzero().flatten()
+            self._held[held] = rows.tolist()
+        return self._held[held]
+
+    @cached_property
+    def _labels(self) -> tuple[Array, Array]:
+        """Which examples clients hold, one client after another, and the label of every example."""
+        return self.federation.index.cpu().numpy(), self.data.train_y.cpu().numpy()
 
     def _examples(self, clients: Tensor) -> Tensor:
         return torch.from_numpy(self.sizes(clients.numpy()))
