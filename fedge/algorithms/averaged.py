@@ -22,8 +22,8 @@ class Averaged(Wrapper[State]):
 
         m_t = m_{t-1} + (w_t - m_{t-1}) / min(t, window)
 
-    The plain mean of the first `window` rounds, and from then on one that forgets at the rate 1 / window: the noise of
-    single cohorts averages out. Around FedOVA every class has its mean; so it has in FedOVA around this.
+    This is the plain mean of the first `window` rounds, and from then on a mean that forgets at the rate 1 / window.
+    The noise of single cohorts averages out. With FedOVA, inside or around it, every class has its own mean.
 
     Bytes: those of the inner algorithm; the server keeps one more copy of the parameters.
     """

@@ -36,12 +36,12 @@ class Calibrated(Wrapper[State]):
         clients send       A = sum_k n_k E_k[phi phi^T] / n,   B = sum_k n_k E_k[phi onehot(y)^T] / n
         the server solves  (A + ridge I) W = B;   prediction = argmax of phi(x)^T W
 
-    In the rounds between, the inner algorithm's own scores are used; training is untouched. So many new `cohorts` are
-    asked, one after another: with few examples per client one is not enough. Around FedOVA they are sent the models of
-    all classes, whichever they hold. `classes`, q, is FedOVA's, or the number of outputs of the last layer; give it
-    where another layer gives the scores.
+    In the rounds between, the inner algorithm's own scores are used; training is untouched. `cohorts` is how many new
+    cohorts are asked, one after another: with few examples per client one is not enough. Around FedOVA they are sent
+    the models of all classes, whichever they hold. `classes`, q, is FedOVA's, or the number of outputs of the last
+    layer; give it if another layer gives the scores.
 
-    Bytes of such a round, beside the inner algorithm's, by cohort: down c times all its parameters, up c times
+    Bytes of such a round, beside the inner algorithm's, per cohort: down c times all its parameters, up c times
     ((q + 1) (q + 2) / 2 + (q + 1) q) numbers and the weight: 176 numbers for ten classes.
     """
 

@@ -22,8 +22,8 @@ class Compressed(Wrapper[Any]):
         client k sends    c_k = encode(u_k + e_k),    and with feedback remembers  e_k <- u_k + e_k - decode(c_k)
         the server uses   decode(c_k)  in place of  u_k
 
-    e_k, zero at first, is client memory: it costs no bytes, and d numbers on every client that took part (by row in
-    FedOVA). Parts with fewer than 64 numbers, such as a few losses, travel as they are.
+    e_k, zero at first, is client memory: it is not sent, and takes d numbers on every client that took part (per row in
+    FedOVA). Parts with fewer than 64 numbers, such as a few losses, are sent unchanged.
 
     Bytes per round: down those of the inner algorithm, up those of the codec in place of d b (`fedge.codecs`).
     """

@@ -20,8 +20,8 @@ WARM_UP_BATCH = 15
 class DataSharing(Wrapper[Any]):
     """Any algorithm, whose clients all get the same few examples of the global pool before the first round.
 
-    As the paper has it, beta = |D_shared| / |D_k| (Sec. VI-C): round(beta * mean n_k) examples, drawn once, are sent to
-    every client and from then on are part of its data; its weight counts them. Which rows a client works on (FedOVA)
+    In the paper beta = |D_shared| / |D_k| (Sec. VI-C): round(beta * mean n_k) examples, drawn once, are sent to every
+    client. From then on they are part of its data, and its weight counts them. Which rows a client works on (FedOVA)
     still follows from its own labels.
 
     As Zhao et al. (2018, Sec. 4) define it, of="all", balanced=True, portion=alpha and warm_up > 0:
@@ -29,7 +29,7 @@ class DataSharing(Wrapper[Any]):
         G: beta * sum_k n_k examples of the pool, as many of each class; every client is sent its own alpha |G| of them
         w_0: `warm_up` epochs of SGD over G by the server, batches of 15, with step `warm_up_lr` or the clients' own
 
-    Their G is apart from the clients' data; ours is drawn from the same pool, so that clients may hold examples of it.
+    Their G is separate from the clients' data. Ours is drawn from the same pool, so clients may hold examples of it.
 
     Bytes: those of the inner algorithm and, once, K times the shared examples that a client gets, down.
     """

@@ -21,10 +21,10 @@ class DONE(LocalNewton):
 
     H_k is the Gauss-Newton matrix of client k's examples at w_t (`matrix="fisher"`: the empirical Fisher matrix); it is
     the Hessian for softmax regression, the paper's case. The iterations converge for alpha below 2 / (the largest
-    eigenvalue of any client's matrix), and diverge above. R of them sum up alpha (I - alpha H_k)^r g, r < R: a small
-    R or alpha is a step near alpha R g, a regularisation of its own. With `batch_size` every iteration takes the next
-    batch instead of all examples. `candidates`: the cohort is asked for its loss at w_t - a lr p for each a, and the
-    best is taken; with none, a is 1.
+    eigenvalue of any client's matrix), and diverge above. R of them sum up alpha (I - alpha H_k)^r g, r < R. With a
+    small R or alpha the step is near alpha R g, which is a regularisation too. With `batch_size` every iteration takes
+    the next batch instead of all examples. `candidates`: the cohort is asked for its loss at w_t - a lr p for each a,
+    and the best is taken; with none, a is 1.
 
     The record of a round has `cos_step` = cos(p, g) and `length_step` = |p| / |g|.
 

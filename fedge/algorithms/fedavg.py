@@ -32,20 +32,20 @@ class FedAvg(Algorithm[State]):
         delta_k = w_k - w_t after E epochs of batches of B with the local optimiser
         w_{t+1} = server step along  sum_k n_k delta_k / sum_k n_k
 
-    The server step is w + server_lr * mean by default (FedAvg is server_lr = 1); with `server_momentum` or another
+    The server step is w + server_lr * mean by default (FedAvg is server_lr = 1). With `server_momentum` or another
     `server_optimiser` the negative mean is the gradient of SGD with momentum, Adam, a spectral step, Shampoo or SOAP.
-    Its size is server_lr * server_lr_decay^t, in the first `server_warmup` rounds less, growing evenly. The local step
-    size is lr * lr_decay^t and falls linearly to inner_decay times that within a round; with `clip`, a local gradient
-    that is longer is shortened to it.
+    Its size is server_lr * server_lr_decay^t; in the first `server_warmup` rounds it grows evenly up to that. The local
+    step size is lr * lr_decay^t, and falls linearly to inner_decay times that within a round. With `clip`, local
+    gradients that are longer are shortened to this length.
 
-    An optimiser is an object, SGD(...), Adam(...), Spectral(...), at the server also Shampoo(...) or SOAP(...), or its
-    name. A name goes with the fields here: "sgd" with `momentum` and `weight_decay`, "adam" with `weight_decay`,
-    "spectral" and its cheapest form "spectral_fast" with both (momentum 0.95 unless it is given); at the server "sgd"
-    and "spectral" with `server_momentum`, "adam" with `server_betas` and `server_eps`, "shampoo" and "soap" with
-    `server_momentum` and the second of `server_betas`.
+    An optimiser is an object, SGD(...), Adam(...) or Spectral(...), at the server also Shampoo(...) or SOAP(...); or it
+    is a name. A name takes its settings from the fields here. On clients, "sgd" has `momentum` and `weight_decay`,
+    "adam" has `weight_decay`, "spectral" and its cheapest form "spectral_fast" have both (momentum 0.95 unless it is
+    given). At the server, "sgd" and "spectral" have `server_momentum`, "adam" has `server_betas` and `server_eps`,
+    "shampoo" and "soap" have `server_momentum` and the second of `server_betas`.
 
-    With `carry_momentum` local momentum does not start at zero: clients upload their last, and its weighted mean is
-    where the next cohort starts.
+    With `carry_momentum` local momentum does not start at zero: clients upload their last momentum, and the next cohort
+    starts from its weighted mean.
 
     Bytes per round, d parameters of b bytes, cohort c: down c d b, up c (d b + 4); with lr_decay < 1 also down c b;
     with carry_momentum down 2 c d b, up c (2 d b + 4).

@@ -29,9 +29,9 @@ class FedCM(Algorithm[State]):
         w_{t+1} = w_t + server_lr * sum_k n_k (w_k - w_t) / sum_k n_k,  or another server step
         Delta_{t+1} = sum_k n_k (w_t - w_k) / sum_k n_k L_k,   L_k = the sum of client k's step sizes,  Delta_0 = 0
 
-    With equal step sizes and numbers of steps Delta is the mean update per local step, as in the paper; L_k is one
-    number per client and keeps it one where clients or step sizes differ. `lr_decay`, `inner_decay`, `clip` and
-    `server_...` as in FedAvg; what is clipped is the mixture, and Delta is that of the clients under any server step.
+    With equal step sizes and numbers of steps Delta is the mean update per local step, as in the paper. L_k is one
+    number per client, which keeps it so if clients or step sizes differ. `lr_decay`, `inner_decay`, `clip` and
+    `server_...` are as in FedAvg. What is clipped is the mixture. Delta is that of the clients under any server step.
     alpha = 1 is FedAvg.
 
     Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up c (d b + b + 4); with lr_decay < 1 also

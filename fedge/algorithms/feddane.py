@@ -28,9 +28,9 @@ class FedDANE(Algorithm[State]):
         w_k     = E epochs of SGD on F_k(w) + <g_t - grad F_k(w_t), w - w_t> + mu/2 |w - w_t|^2
         w_{t+1} = w_t + sum_k n_k (w_k - w_t) / sum_k n_k
 
-    Its text draws a new cohort for the second phase, its released code keeps the first: `cohort` chooses, the first
-    being the default. A client keeps its own gradient between the phases; one of a new cohort computes it first.
-    With `clip`, a gradient of the local problem that is longer is shortened to it.
+    The paper's text draws a new cohort for the second phase; its released code keeps the first. `cohort` chooses; the
+    default is to keep it. A client keeps its own gradient between the phases; one of a new cohort computes it first.
+    With `clip`, gradients of the local problem that are longer are shortened to this length.
 
     Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up 2 c (d b + 4); with a new cohort down 3 c d b;
     with lr_decay < 1 (the local step size is lr * lr_decay^t, and falls to inner_decay times that within a round) also

@@ -28,10 +28,10 @@ class FedNova(Algorithm[State]):
         d_k     = (w_t - w_k) / a_k,   a_k = the sum of the coefficients of client k's gradients in (w_t - w_k) / lr
         w_{t+1} = w_t - server_lr * tau_eff * sum_k p_k d_k,   tau_eff = sum_k p_k a_k,   p_k = n_k / sum_k n_k
 
-    For plain SGD a_k is tau_k, the number of steps; with momentum it is (tau_k - rho (1 - rho^tau_k) / (1 - rho)) /
-    (1 - rho) (Sec. 4.1), and with steps that shrink (`lr_decay`, `inner_decay` as in FedAvg) every coefficient shrinks
-    with them. With `server_momentum` the server's step is one of SGD with momentum. `clip` as in FedAvg. Where all
-    clients have the same a_k it is FedAvg.
+    For plain SGD a_k is tau_k, the number of steps. With momentum it is (tau_k - rho (1 - rho^tau_k) / (1 - rho)) /
+    (1 - rho) (Sec. 4.1). With steps that shrink (`lr_decay`, `inner_decay` as in FedAvg) every coefficient shrinks
+    with them. With `server_momentum` the server's step is one of SGD with momentum. `clip` is as in FedAvg. If all
+    clients have the same a_k, this is FedAvg.
 
     Bytes per round, d parameters of b bytes, cohort c: down c d b, up c (d b + b + 4); with lr_decay < 1 also down c b.
     """

@@ -30,14 +30,14 @@ class FedPer(Algorithm[State]):
         s_{t+1}    =  s_t + server_lr * sum_k n_k (s_k - s_t) / sum_k n_k
 
     `personal` names parameters or the modules they are in ("fc2" is "fc2.weight" and "fc2.bias"); by default the last
-    layer. A client remembers its personal layers, at first those of the module, and they never travel.
+    layer. A client remembers its personal layers, at first those of the module. They are never sent.
 
-    What counts is how well clients are served. Before a client trains it judges what it got: the accuracy of s_t with
+    What counts is how good the model is for each client. Before a client trains, it measures the accuracy of s_t with
     its own p_k on its own examples, which it has trained on in earlier rounds. The record has the mean over the cohort
     as `client_accuracy_mean` and the mean of its lowest tenth, at least one client, as `client_accuracy_worst_decile`.
 
-    No server has a whole network: `params` are the shared layers with the module's first personal ones, and so are the
-    scores on the test set, whose accuracy therefore says little. `lr_decay`, `inner_decay`, `clip` as in FedAvg.
+    The server has no personal layers: `params` are the shared layers with the module's first personal ones. The scores
+    on the test set use these, so the test accuracy says little. `lr_decay`, `inner_decay`, `clip` are as in FedAvg.
 
     Bytes per round, s shared parameters of b bytes, cohort c: down c s b, up c (s b + b + 8); with lr_decay < 1 also
     down c b. A client remembers its personal layers.

@@ -43,21 +43,22 @@ class FisherLBFGS(Algorithm[State]):
                                       never formed: a second phase sends s_t to the same cohort
         H_t = two-loop recursion over the last m pairs (see `lbfgs`); before the first pair, first_step I
 
-    `matrix`: "fisher" or "gauss_newton"; "batch_square" is the cheap, biased stand-in for the diagonal that squares
+    `matrix` is "fisher" or "gauss_newton". "batch_square" is a cheap, biased stand-in for the diagonal that squares
     mini-batch gradients. "squared_slopes" is line 4 of ClientUpdate as it is printed, J^T diag(Gamma) J, in the product
-    form: J is the Jacobian of the logits and Gamma has the squares of the loss's slopes in them. `curvature_at="next"`
-    takes B at w_{t+1} over the next cohort: s_t travels with the parameters and one phase is saved. `candidates`: the
-    cohort is asked for its loss at w_t + a lr p_t for each a, and the best is taken (a phase of a few scalars).
-    `dampings`: the same for one direction per damping, each sent as a whole; pairs keep `damping`. A pair without
-    safely positive curvature (s.y <= floor s.s) is refused. `direction="diagonal"` is a control without pairs: p_t =
-    -(B_t + weight_decay + damping)^{-1} g_t with the diagonal B_t.
+    form: J is the Jacobian of the logits, and Gamma has the squared derivatives of the loss by the logits.
+    `curvature_at="next"` takes B at w_{t+1} over the next cohort: s_t is sent with the parameters and one phase is
+    saved. `candidates`: the cohort is asked for its loss at w_t + a lr p_t for each a, and the best is taken (a phase
+    of a few scalars). `dampings`: the same for one direction per damping, each sent as a whole; pairs keep `damping`. A
+    pair without safely positive curvature (s.y <= floor s.s) is refused. `direction="diagonal"` is a control without
+    pairs: p_t = -(B_t + weight_decay + damping)^{-1} g_t with the diagonal B_t.
 
     Alg. 1 iterates "while global model no converge" with one cohort. Every iteration needs the cohort's gradient at a
-    new point, so that it is one of our rounds with its bytes; we draw a cohort for each.
+    new point, so it is one of our rounds with its bytes. We draw a cohort for each.
 
     The record of a round says whether the curvature acts: `cos_sy` = cos(s, y) and `length_sy` = |y| / |s| of the pair
     that was taken, `cos_step` = cos(p, -g) and `length_step` = |p| / |g|, `accepted_pairs` and `refused_pairs` so
-    far. With both cosines near 1 and constant lengths H is a multiple of the identity: FedAvg with another server step.
+    far. If both cosines are near 1 and the lengths are constant, H is nearly a multiple of the identity: the method is
+    then FedAvg with another server step.
 
     Bytes per round, d parameters of b bytes, cohort c:
         diagonal: down c d b, up c (2 d b + 8);  product: down 2 c d b, up 2 c (d b + 4) (at "next" all in one phase,

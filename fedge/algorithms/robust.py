@@ -15,9 +15,9 @@ from fedge.core import Algorithm, Ask, Combine, Flow
 class Robust(Wrapper[Any]):
     """The inner algorithm, whose asks are combined by `combine` in place of the weighted mean.
 
-    A few clients that send anything at all then move the model little, at the price of what honest but unusual clients
+    A few lying clients then move the model little, whatever they send. The price is what honest but unusual clients
     would have added. The server's arithmetic stays the inner algorithm's: it reads the combined upload as its mean. A
-    rule that needs all uploads together holds the whole cohort's in memory.
+    rule that needs all uploads together holds those of the whole cohort in memory.
 
     Bytes per round: those of the inner algorithm.
     """

@@ -32,18 +32,18 @@ class SCAFFOLD(Algorithm[State]):
         w_{t+1} = w_t + server_lr * mean over the cohort S of  w_k - w_t,  or another server step
         c       <- c + |S| / N * mean over S of  c_k^+ - c_k
 
-    A client remembers its control c_k, at first 0, and it never travels; the server's c is at all times the mean of the
-    c_k of all N clients. With equal step sizes L_k is the paper's K lr. `lr_decay`, `inner_decay`, `clip` and
-    `server_...` as in FedAvg; what is clipped is the corrected gradient.
+    A client remembers its control c_k, which is 0 at first and is never sent. The server's c is at all times the mean
+    of the c_k of all N clients. With equal step sizes L_k is the paper's K lr. `lr_decay`, `inner_decay`, `clip` and
+    `server_...` are as in FedAvg; what is clipped is the corrected gradient.
 
-    `clients` is N; an experiment file takes it from its partition. None: N is the number of clients that have taken
-    part so far, which every client's first upload tells; once all have, that is the same. It is what FedOVA needs,
-    where N is another one for every class.
+    `clients` is N; an experiment file takes it from its partition. With None, N is the number of clients that have
+    taken part so far: a client's first upload says that it is new. FedOVA needs this, because N differs from class to
+    class.
 
-    The means are plain, as in the paper, whose objective is the mean of the clients' objectives; its fixed point is
-    decided by c, not by the mean of the updates. `weighted` weighs both by n_k, as FedAvg does: c is then the mean of
-    the c_k by n_k, and the objective the mean over examples. The weights of clients not seen yet cannot be known: leave
-    `clients` at None. Inside FedOVA, give both the same `weighted`.
+    The means are plain, as in the paper, whose objective is the mean of the clients' objectives. The fixed point is
+    decided by c, not by the mean of the updates. `weighted` weighs both means by n_k, as FedAvg does, and the objective
+    is then the mean over examples. The weights of clients that were not seen yet are unknown, so leave `clients` at
+    None there. Inside FedOVA, give both the same `weighted`.
 
     Bytes per round, d parameters of b bytes, cohort c: down 2 c d b, up c (2 d b + 4); with clients=None also up c b,
     if weighted up 2 c b; with lr_decay < 1 also down c b. A client remembers d b, with clients=None b more.

@@ -44,16 +44,16 @@ def _switched(params: Params, weight: str, bias: str, held: Tensor) -> Params:
 
 @dataclass(frozen=True, eq=False)
 class SharedOVA(FedAvg):
-    """FedAvg with ten binary problems on one network, in which a client trains the heads of its own labels alone.
+    """FedAvg with one binary problem per class on one network; a client trains only the heads of its own labels.
 
         client k minimises  sum over the labels i that it holds of  BCE(z_i(x), y == i)
-        trunk:   the mean of the updates, weighted by n_k;    head i: that over the clients that hold label i
+        trunk:   the mean of the updates, weighted by n_k;    head i: the same over the clients that hold label i
         prediction = argmax_i z_i(x)
 
     A rule that is no mean (`Robust`) would see zeros from clients that do not hold a label: use FedOVA with it.
 
     `head` names the layer that gives the scores, by default the last that the module registers. It must be linear, with
-    a bias and one output per class, and nothing may follow it: that is tried before the first round. All other fields
+    a bias and one output per class, and nothing may follow it. This is checked before the first round. All other fields
     are FedAvg's.
 
     Bytes per round, d parameters of b bytes, q classes, cohort c: down c d b, up c (d b + q b + 4).

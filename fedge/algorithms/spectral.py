@@ -119,17 +119,17 @@ class Spectral:
     input and output move equally far, however small their singular values.
 
     A parameter with two or more axes is a matrix: a weight [out, ...] is taken as [out, rest]. The last of them is the
-    output layer's weight and moves as vectors do unless `last_layer` is set. U V^T is that of `orthogonal`, with so
-    many `iterations`.
+    output layer's weight and moves as vectors do unless `last_layer` is set. `orthogonal` computes U V^T, in
+    `iterations` steps.
 
         scale "shape": a matrix moves by lr sqrt(max(1, rows / columns)) U V^T
         scale "norm":  a matrix moves by lr (1 - beta) |n|_F U V^T / |U V^T|_F, as far as n itself would
         the rest moves by vector_lr (1 - beta) n, or by lr (1 - beta) n if vector_lr is None
 
-    `weight_decay` is apart from the gradient, whose length does not matter: w <- (1 - lr weight_decay) w first.
+    `weight_decay` is separate from the gradient, whose length does not matter: w <- (1 - lr weight_decay) w first.
     "shape" is for the steps of clients, "norm" for a server's step along the mean update (`Spectral.server`).
 
-    `products` "bf16" works out the polynomial in M M^T in bfloat16, with sums in float32; singular values then end in
+    `products` "bf16" computes the polynomial in M M^T in bfloat16, with sums in float32; singular values then end in
     [0.66, 1.25]. "same" keeps the parameters' precision. "auto" is bf16 where the engine's precision on a GPU is tf32
     or bf16, and otherwise the parameters'. Momentum, parameters and the product with M keep their precision.
 
