@@ -79,12 +79,12 @@ class Shampoo(_Factored):
 
     L^(1/2) and R^(1/2) are the Kronecker factors of the layer's empirical Fisher matrix E vec(G) vec(G)^T, and the step
     is by its inverse square root. With mu = beta = 0 the factors are those of this one matrix, and D = U V^T is the
-    spectral step (`Spectral.server`). Averages over rounds tell a direction that is small in every round, which
-    deserves a longer step, from one that is small in this cohort by chance.
+    spectral step (`Spectral.server`). A direction that is small in every round deserves a longer step; one that is small
+    in this cohort by chance does not. Averages over rounds tell them apart.
 
-    A side longer than `largest_side` is left alone and the other one's exponent is -1/2, which gives U V^T as well;
-    with both too long a matrix moves as the rest does. `eps` times the largest eigenvalue is added to all of them; a
-    large eps gives m itself. The length of D does not matter, so the averages need no correction for their start
+    A side longer than `largest_side` has no factor, and the other one's exponent is -1/2, which gives U V^T as well. If
+    both sides are too long, the matrix moves as the rest does. `eps` times the largest eigenvalue is added to all
+    eigenvalues; a large eps gives m itself. The length of D does not matter, so the averages need no correction for their start
     at zero. Roots are eigendecompositions in float64: a step for a server, not for a device.
 
     Bytes: none. The server keeps m and, per matrix [r, c], r^2 + c^2 numbers of 8 bytes.
@@ -105,11 +105,11 @@ class SOAP(_Factored):
         V <- beta V + (1 - beta) (P^T G Q)^2,   D = P (P^T m Q / sqrt(V + eps max V)) Q^T
         every matrix moves by lr (1 - mu) |m|_F D / |D|_F,  the rest by lr (1 - mu) m
 
-    Shampoo gives the entry (i, j) in the eigenbases a curvature that is a product of one number for i and one for j;
-    here each entry's own is measured. The first bases are those of the first factors; then P <- the orthogonal factor
-    of L P, a step of the power iteration, which turns slowly, so that V stays meaningful. What a factor does not reach,
-    as R of a wide matrix in the first rounds, has an arbitrary basis. A side longer than `largest_side` keeps its own
-    axes.
+    Shampoo gives the entry (i, j) in the eigenbases a curvature that is a product of one number for i and one for j.
+    Here the curvature of each entry is measured. The first bases are those of the first factors. Then P becomes the
+    orthogonal factor of L P, a step of the power iteration. It turns slowly, so that V stays meaningful. The basis is
+    arbitrary where a factor has rank too low, as R of a wide matrix in the first rounds. A side longer than
+    `largest_side` keeps its own axes.
 
     Bytes: none. The server keeps m and, per matrix [r, c], 2 r^2 + 2 c^2 + r c numbers of 8 bytes.
     """
