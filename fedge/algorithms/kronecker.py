@@ -79,13 +79,13 @@ class Shampoo(_Factored):
 
     L^(1/2) and R^(1/2) are the Kronecker factors of the layer's empirical Fisher matrix E vec(G) vec(G)^T, and the step
     is by its inverse square root. With mu = beta = 0 the factors are those of this one matrix, and D = U V^T is the
-    spectral step (`Spectral.server`). A direction that is small in every round deserves a longer step; one that is small
-    in this cohort by chance does not. Averages over rounds tell them apart.
+    spectral step (`Spectral.server`). A direction that is small in every round deserves a longer step; one that is
+    small in this cohort by chance does not. Averages over rounds tell them apart.
 
     A side longer than `largest_side` has no factor, and the other one's exponent is -1/2, which gives U V^T as well. If
     both sides are too long, the matrix moves as the rest does. `eps` times the largest eigenvalue is added to all
-    eigenvalues; a large eps gives m itself. The length of D does not matter, so the averages need no correction for their start
-    at zero. Roots are eigendecompositions in float64: a step for a server, not for a device.
+    eigenvalues; a large eps gives m itself. The length of D does not matter, so the averages need no correction for
+    their start at zero. Roots are eigendecompositions in float64: a step for a server, not for a device.
 
     Bytes: none. The server keeps m and, per matrix [r, c], r^2 + c^2 numbers of 8 bytes.
     """
