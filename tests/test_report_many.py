@@ -19,7 +19,7 @@ from fedge.report.groups import band, spread
 from fedge.report.heatmap import class_accuracy
 from fedge.report.series import curve, elapsed
 from fedge.report.style import BEST, MOST_LINES, looks
-from fedge.report.summary import columns, summary_rows
+from fedge.report.summary import cell, columns, summary_rows
 
 from .test_report import EVIL, Page, write_run
 
@@ -206,6 +206,24 @@ def test_a_run_that_failed_is_said(tmp_path: Path) -> None:
     text = write_report(paths, tmp_path / "out").read_text()
     assert "FedAvg (lr=0.1, seed=0) failed: round 3: &lt;b&gt;not finite&lt;/b&gt;" in text
     assert "1 of 3 runs failed: 8 of 8" in text
+
+
+def test_a_run_that_is_not_done_counts_in_no_mean_of_those_that_are(tmp_path: Path) -> None:
+    paths = sweep(tmp_path, rates=(0.1,))
+    (final,) = [one for one in columns(None) if one.title == "final test accuracy (%)"]
+    done = [final.value(run) for run in read_all(paths[1:])]
+    (paths[0] / "summary.json").unlink()
+    lines = (paths[0] / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (paths[0] / "rounds.jsonl").write_text(lines[0])
+    (group,) = grouped(read_all(paths))
+    mean, spread_ = statistics.mean(done), statistics.stdev(done)
+    assert cell(group, final) == f"{100 * mean:.1f} ± {100 * spread_:.1f} (2 of 3)"
+    for path in paths[1:]:
+        (path / "summary.json").unlink()
+        rounds = path / "rounds.jsonl"
+        rounds.write_text("".join(rounds.read_text().splitlines(keepends=True)[:4]))
+    (group,) = grouped(read_all(paths))
+    assert "(" not in str(cell(group, final)), "where none is done, all count"
 
 
 UNTICK = """<script>

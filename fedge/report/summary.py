@@ -46,9 +46,12 @@ def summary_rows(groups: Sequence[Group], wanted: Sequence[Column]) -> tuple[lis
 def cell(group: Group, column: Column) -> Cell:
     """`91.3`, `91.3 ± 0.4`, or `12 ± 1 (2 of 3)` where a run has no such number; no spread where all are equal.
 
-    A run that failed has none: its accuracy, however large, is not a result.
+    A run that failed has none: its accuracy, however large, is not a result. One that is not done counts only where
+    none is: half-trained runs would pull the mean of the others.
     """
-    made = [None if run.failed else column.value(run) for run in group.runs]
+    done = any(run.finished and not run.failed for run in group.runs)
+    counts = [not run.failed and (run.finished or not done) for run in group.runs]
+    made = [column.value(run) if one else None for run, one in zip(group.runs, counts, strict=True)]
     values = [value if is_number(value) else None for value in made]
     found = spread(values)
     if found is None:
