@@ -18,6 +18,7 @@ from fedge.inputs import described, take
 from fedge.losses import LOSSES, CrossEntropy, bce, by_target, cross_entropy, huber, mae, mse
 
 log = logging.getLogger("fedge")
+SOME, FEW = 10_000, 20  # training examples whose labels are counted, and too few to say anything
 FAR_MEAN, FAR_DEVIATION = 20.0, 10.0  # of targets: an MLP diverges there with the default step size of 0.1
 FOR_NUMBERS = (mse, mae, huber, bce)  # losses of floating-point targets
 
@@ -81,6 +82,7 @@ def check_model(algorithm: Algorithm[Any], runtime: Runtime, params: Params) -> 
     _check_loss(algorithm.loss)
     _check_targets(algorithm.loss, y)
     _say_scale(algorithm.loss, y)
+    _say_labels(y)
     try:
         algorithm.check(runtime.handle, params, x, y)
         runtime.handle.check_loss(params, take(x, slice(2)), y[:2])
@@ -116,6 +118,23 @@ def _say_scale(loss: Any, y: Tensor) -> None:
         f"the targets have mean {mean:.4g} and standard deviation {deviation:.4g}: with a usual step size "
         f"{'mse' if loss is by_target else loss.__name__} diverges or learns little; train on (y - {mean:.4g}) / "
         f"{deviation or 1:.4g} and turn predictions back, or lower lr"
+    )
+    if told not in _TOLD:
+        _TOLD.add(told)
+        log.warning(told)
+
+
+def _say_labels(y: Tensor) -> None:
+    """Nearly as many classes as examples: not the column of labels, most likely."""
+    some = y[:SOME]
+    if y.is_floating_point() or y.ndim > 1 or len(some) < FEW:
+        return
+    found = len(some.unique())
+    if 2 * found <= len(some):
+        return
+    told = (
+        f"{found} different labels in {len(some)} training examples: is this the column of labels? If it is a "
+        "quantity, give it as floating-point numbers, and the model is a regression"
     )
     if told not in _TOLD:
         _TOLD.add(told)

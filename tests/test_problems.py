@@ -374,3 +374,18 @@ def test_targets_far_from_zero_are_said_once_with_the_remedy(caplog: pytest.LogC
     mean, deviation = float(y[:30].mean()), float(y[:30].std(correction=0))
     assert f"the targets have mean {mean:.4g} and standard deviation {deviation:.4g}" in said
     assert f"train on (y - {mean:.4g}) / {deviation:.4g} and turn predictions back, or lower lr" in said
+
+
+def test_labels_that_are_hardly_ever_the_same_are_asked_about(caplog: pytest.LogCaptureFixture) -> None:
+    """As when the wrong column of a table is taken; 60 examples of 20 classes are in order."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    for classes, wanted in ((20, 0), (50, 1)):
+        y = torch.arange(60) % classes
+        data = fedge.data.from_arrays(x, y, x[:classes], y[:classes])
+        federation = fedge.Federation(data, [torch.arange(30), torch.arange(30, 60)])
+        caplog.clear()
+        for _ in range(2):
+            fedge.train(fedge.FedAvg(fedge.models.mlp(4, (8,), classes, seed=0)), federation, rounds=1)
+        said = [one.getMessage() for one in caplog.records if "different labels" in one.getMessage()]
+        assert len(said) == wanted, said
+    assert "50 different labels in 60 training examples: is this the column of labels?" in said[0]
