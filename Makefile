@@ -4,6 +4,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUN := $(VENV)/.installed-run
 STAMP := $(VENV)/.installed
 FLOWER := $(VENV)/.installed-flower
 SITE := $(VENV)/.installed-site
@@ -16,7 +17,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv with fedge (editable) and the development tools
 
-run: $(STAMP) ## run the default experiment (options: make run ARGS='--out runs/mine')
+run: $(RUN) ## run the default experiment (options: make run ARGS='--out runs/mine')
 	$(BIN)/fedge run $(ARGS)
 
 test: $(STAMP) ## run the tests, one process per core (options: make test ARGS='-k partition'; with a debugger: ARGS='-n 0 --pdb')
@@ -54,15 +55,20 @@ clean: ## remove .venv, caches and built packages (runs and data stay)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp comes last, so an interrupted set-up goes on at the next make. A .venv without a working pip (interrupted
-# while it was made, or its Python is gone) is made anew.
-$(STAMP): pyproject.toml constraints.txt
+# while it was made, or its Python is gone) is made anew. `make run` needs the first of these alone.
+$(RUN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "fedge needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." \
 	    "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' has no venv module; install it (Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
-	@echo "Installing fedge and its development tools into $(VENV); the first time takes a few minutes."
+	@echo "Installing fedge into $(VENV); the first time takes a minute or more, most of it for PyTorch."
 	@$(BIN)/python -m pip show -q pip >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cli,report]'
+	@touch $@
+
+$(STAMP): $(RUN)
+	@echo "Installing the development tools into $(VENV); the first time takes a few minutes."
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

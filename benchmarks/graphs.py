@@ -1,6 +1,7 @@
-"""Models that are not chains, against a plain loop over clients: rows of the table in docs/speed.md.
+"""Models that are not chains, and A, on one thread against a plain loop: rows of the table in docs/speed.md.
 
-OMP_NUM_THREADS=1 python -m benchmarks.graphs [WORKLOAD]...    measures on one CPU thread and keeps the figures
+OMP_NUM_THREADS=1 python -m benchmarks.graphs [WORKLOAD]...    measures on one CPU thread and keeps the figures, in CPU
+                                                               time: other work on the machine has less influence on it
 python -m benchmarks.speed.table                               writes the table from all stored figures
 """
 
@@ -9,18 +10,38 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import asdict
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedge.bench import WORKLOADS, measure
+from fedge.bench import WORKLOADS
+from fedge.bench.plain import plain_round
+from fedge.bench.timing import Round
+from fedge.bench.workloads import Workload
 from fedge.runs.folder import versions
 
 REPEATS = 5
-NAMES = ("R", "R2", "L", "L2", "U", "U2", "T", "T2", "TA", "TA2")
+NAMES = ("A", "R", "R2", "L", "L2", "U", "U2", "T", "T2", "TA", "TA2")
 FIGURES = Path(__file__).parent / "graphs.json"
+
+
+def compare(work: Workload) -> dict[str, Any]:
+    """CPU seconds per round of both sides, turn by turn, once everything is recorded."""
+    begin = time.perf_counter()
+    ours, loop = Round(work, "cpu"), plain_round(*work.build(False), torch.arange(work.cohort), torch.device("cpu"))
+    found: dict[str, Any] = {"workload": work.name, "seconds": [], "plain": []}
+    with ours.working():
+        ours()
+        found |= {"first": time.perf_counter() - begin, "way": ours.link.way, "peer": "plain loop, CPU time"}
+        ours(), loop()
+        for _ in range(REPEATS):
+            for side, step in (("seconds", ours), ("plain", loop)):
+                begin = time.process_time()
+                step()
+                found[side].append(time.process_time() - begin)
+    return found
 
 
 def said(one: dict[str, Any]) -> str:
@@ -34,7 +55,7 @@ def main(args: list[str]) -> None:
     kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"timings": {}}
     kept |= {"versions": versions(), "threads": torch.get_num_threads()}
     for name in args or NAMES:
-        kept["timings"][name] = asdict(measure(WORKLOADS[name], "cpu", repeats=REPEATS))
+        kept["timings"][name] = compare(WORKLOADS[name])
         FIGURES.write_text(json.dumps(kept, indent=1))
         print(said(kept["timings"][name]), flush=True)
 

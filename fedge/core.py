@@ -75,12 +75,16 @@ class Codec(ABC):
 
 
 class Range(NamedTuple):
-    """What every number of a part is in an honest upload: from `low` to `high`, and a whole one if it counts."""
+    """What every number of a part is in an honest upload: from `low` to `high`, and a whole one if it counts.
+
+    With `name` this is so of one tensor of the part. What the server divides by has a `low` above 0.
+    """
 
     part: str
     low: float
     high: float
     whole: bool = False
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -282,6 +286,14 @@ class Drop(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True)
+class Note:
+    """What the record of this round is to say: a flow yields it, and is sent None."""
+
+    name: str
+    value: Any
+
+
 class Privacy(NamedTuple):
     """What an algorithm that promises privacy demands of a run."""
 
@@ -289,7 +301,7 @@ class Privacy(NamedTuple):
     secret: str | None  # a file: what is drawn is drawn from it, beside the seed that clients know
 
 
-Flow = Generator["Ask | Share | tuple[Ask, ...]", Any, S]
+Flow = Generator["Ask | Share | Note | tuple[Ask, ...]", Any, S]
 
 
 class Algorithm(ABC, Generic[S]):
@@ -390,10 +402,11 @@ class Link(Protocol):
 
 @dataclass
 class Progress:
-    """What one flow did: the clients that were asked and those whose answers were dropped."""
+    """What one flow did: the clients that were asked, those whose answers were dropped, and what it noted."""
 
     cohort: set[int] = field(default_factory=set)
     dropped: list[Drop] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def _without(clients: Tensor, gone: set[int]) -> Tensor:
@@ -405,6 +418,15 @@ def _check_wanted(wanted: Any) -> None:
     for ask in asks:
         if not isinstance(ask, Ask | Share):
             raise TypeError(f"a round yielded {ask!r}; it must yield an Ask, or a tuple of Asks")
+
+
+def _next(flow: Flow[S], reply: Any, progress: Progress) -> Any:
+    """What a flow wants next; a note is no phase."""
+    wanted = flow.send(reply)
+    while isinstance(wanted, Note):
+        progress.notes[wanted.name] = wanted.value
+        wanted = flow.send(None)
+    return wanted
 
 
 def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At], Tensor]) -> tuple[S, Progress]:
@@ -420,7 +442,7 @@ def drive(flow: Flow[S], link: Link, seed: int, round: int, draw: Callable[[At],
     gone: set[int] = set()
     for phase in count():
         try:
-            wanted = flow.send(reply)
+            wanted = _next(flow, reply, progress)
         except StopIteration as end:
             if end.value is None:
                 raise TypeError("a round or a setup returned None: it must return the next state") from None

@@ -24,6 +24,9 @@ def _check_metric(metric: str, history: Sequence[Record]) -> None:
     if "test_loss" in last and metric not in last:
         known = [name for name in last if name.startswith(("test_", "train_")) and not name.endswith("class_accuracy")]
         raise ValueError(f"metric is {metric!r}{nearest(f'test_{metric}', known)}, the record has {', '.join(known)}")
+    if (found := last.get(metric)) is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+        kind = type(found).__name__
+        raise ValueError(f"metric is {metric!r}, which is a {kind} in the record: name a number, such as 'test_loss'")
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,20 @@ class Best:
         """How good a round is, the larger the better; None if it was not evaluated."""
         if "test_loss" not in record:
             return None
-        metric = self.metric or ("test_accuracy" if "test_accuracy" in record else "test_loss")
+        metric, best = self.by(record)
         _check_metric(metric, [record])
-        found, small = record[metric], metric.endswith(SMALL) if self.best is None else self.best == "smallest"
-        return None if found is None or found != found else -found if small else found
+        found = record[metric]
+        return None if found is None or found != found else -found if best == "smallest" else found
+
+    def values(self, history: Sequence[Record]) -> dict[int, float]:
+        """How good the rounds on record are, as far as they were evaluated by this metric."""
+        found = {one["round"]: self.value(one) for one in history if self.by(one)[0] in one}
+        return {round: value for round, value in found.items() if value is not None}
+
+    def by(self, record: Record) -> tuple[str, str]:
+        """The metric, and whether the largest or the smallest is best."""
+        metric = self.metric or ("test_accuracy" if "test_accuracy" in record else "test_loss")
+        return metric, self.best or ("smallest" if metric.endswith(SMALL) else "largest")
 
 
 @dataclass(frozen=True)

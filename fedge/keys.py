@@ -116,8 +116,8 @@ def choose(key: int, population: int, count: int) -> Tensor:
     than half are wanted the rejections would pile up, so all ids are sorted by their key instead.
     """
     if 2 * count > population:
-        keys = fold_tensor(key, torch.arange(population))
-        return keys.argsort(stable=True)[:count].sort().values
+        keys = fold_array(key, np.arange(population)).view(np.int64)
+        return torch.from_numpy(np.sort(keys.argsort(kind="stable")[:count]))
     drawn = 2 * count
     while True:
         stream = (fold_array(key, np.arange(drawn)).view(np.int64) % population).tolist()

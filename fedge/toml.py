@@ -78,6 +78,8 @@ def _value(value: Any) -> str:
         return repr(value)  # inf and nan are TOML words too
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):  # in a list with other things
+        return "{" + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items()) + "}"
     return _string(str(value))
 
 

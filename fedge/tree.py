@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Params = dict[str, Tensor]
 
@@ -14,6 +16,17 @@ def map_(function: Callable[..., Tensor], *trees: Params) -> Params:
     """Apply `function` to the tensors of the same name."""
     first, *rest = trees
     return {name: function(leaf, *(tree[name] for tree in rest)) for name, leaf in first.items()}
+
+
+def is_finite(nest: Any) -> bool:
+    """Whether there is no NaN or infinity in any tensor of a nest of dicts, lists and tuples."""
+    leaves: dict[torch.dtype, list[Tensor]] = {}
+    for leaf in pytree.tree_leaves(nest):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+            leaves.setdefault(leaf.dtype, []).append(leaf)
+    return all(
+        bool(torch.isfinite(torch.stack(torch._foreach_norm(some, torch.inf)).sum())) for some in leaves.values()
+    )
 
 
 def zeros_like(a: Params) -> Params:

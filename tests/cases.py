@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +38,15 @@ def ragged(data: fedge.data.Data, sizes: tuple[int, ...] = (3, 17, 8, 1, 24, 9, 
     return fedge.Federation(data, [order[a:b].numpy() for a, b in itertools.pairwise(cuts)])
 
 
+def one_holder(client: int = 2, label: int = 2) -> fedge.Federation:
+    """Five clients in single precision, one of which alone holds a class, and nothing else."""
+    data = toy_data()
+    data = replace(data, train_x=data.train_x.float(), test_x=data.test_x.float())
+    lists = [one.numpy() for one in (data.train_y != label).nonzero().flatten().chunk(4)]
+    lists.insert(client, (data.train_y == label).nonzero().flatten().numpy())
+    return fedge.Federation(data, lists)
+
+
 def toy_model(inputs: int = 6, outputs: int = 3, seed: int = 1, dtype: torch.dtype = torch.float64) -> nn.Module:
     return fedge.models.mlp(inputs, (5,), outputs, seed=seed).to(dtype)
 
@@ -44,6 +55,18 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """The largest difference between two sets of parameters."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def goes_on_as_it_began(algorithm: Algorithm[Any], federation: fedge.Federation, out: Path, **engine: Any) -> None:
+    """Bit for bit, whatever of layers in C the second half of a run is told."""
+    options: dict[str, Any] = {"seed": 5, "observe": fedge.Observe(checkpoint_every=1)}
+    for flag, other in ((None, False), (False, None)):
+        first, second = (fedge.Engine(compile=one, **engine) for one in (flag, other))
+        whole = fedge.train(algorithm, federation, rounds=4, engine=first, **options)
+        folder = out / str(flag)
+        fedge.train(algorithm, federation, rounds=2, engine=first, out=folder, **options)
+        rest = fedge.train(algorithm, federation, rounds=4, engine=second, out=folder, resume=True, **options)
+        assert close(whole.params, rest.params) == 0
 
 
 def first_order(outputs: int = 3) -> dict[str, Algorithm]:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ import pytest
 import torch
 
 import fedge
+from fedge.attacks import Attack, attacked
 from fedge.core import At
-from fedge.edge import Clock, Deadline, Profiles
-from fedge.edge.draws import exponential
+from fedge.edge import Cell, Clock, Deadline, Profiles, Table
+from fedge.edge.draws import exponential, uniform
 from fedge.edge.jobs import Stack
+from fedge.edge.judge import noted
+from fedge.edge.shelf import Shelf
 from fedge.edge.trips import Trip
-from fedge.engine import Loopback, Simulator
+from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.clients.batches import client_key, one_client
 from fedge.experiment import ExperimentError, compare, parse
 from fedge.handle import Handle, parameters
-from fedge.keys import DISPATCH, LEAVING, choose, fold
+from fedge.keys import AVAILABLE, DISPATCH, LEAVING, choose, fold
 from tests import warm
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.test_edge import TOML
@@ -48,30 +52,34 @@ ALGORITHMS = {
 }
 
 
-def run(algorithm: Any, rounds: int = 4, cohort: int = 3, **options: Any) -> fedge.Run:
-    where = ragged(toy_data())
+def run(algorithm: Any, rounds: int = 4, cohort: int = 3, fleet: Any = FLEET, **options: Any) -> fedge.Run:
+    where = options.pop("where", None) or ragged(toy_data())
     clock = {name: options.pop(name) for name in ("stay", "policy") if name in options}
-    link = Clock(Simulator(algorithm, where, **options.pop("engine", {})), where, FLEET, **clock)
+    link = Clock(Simulator(algorithm, where, **options.pop("engine", {})), where, fleet, **clock)
     return fedge.train(algorithm, where, rounds=rounds, cohort=cohort, seed=SEED, link=link, **options)
 
 
 class Plain:
     """Twenty lines of events: who answers when, what it trained, and what the server makes of it."""
 
-    def __init__(self, algorithm: Any, size: int, stay: float = math.inf) -> None:
+    def __init__(self, algorithm: Any, size: int, stay: float = math.inf, fleet: Any = FLEET) -> None:
         self.algorithm, self.size, self.stay, self.where = algorithm, size, stay, ragged(toy_data())
         self.base, self.ova = algorithm.base, algorithm.rows is not None
         self.model = Handle(self.base.model, self.base.loss)
         labels = [sorted(set(self.where.data.train_y[self.where.examples(k)].tolist())) for k in range(7)]
         self.rows = labels if self.ova else [[0]] * 7
-        self.devices = FLEET.devices(np.arange(7))
+        self.devices = fleet.devices(np.arange(7))
+        self.rates = fleet.rates(At(SEED, 0, 0), np.arange(7), self.devices, size)  # of so many at work
         self.models = [parameters(self.base.model) for _ in range(algorithm.rows or 1)]
         self.versions, self.buffers = [0] * len(self.models), [[] for _ in self.models]
         self.speed = [{name: torch.zeros_like(leaf) for name, leaf in model.items()} for model in self.models]
         self.now, self.number, self.flights = 0.0, 0, list[Any]()
-        self.left = list[int]()
+        self.left, self.old, self.joules, self.down, self.up = list[int](), list[int](), 0.0, 0, 0
+        there = self.there()
         for client in choose(fold(SEED, DISPATCH), 7, size).tolist():
-            self.send(client)
+            if there[client]:
+                self.send(client)
+        self.fill(there)
 
     def send(self, client: int) -> None:
         stays = (
@@ -81,30 +89,63 @@ class Plain:
         )
         took = [(row, self.versions[row], self.models[row]) for row in self.rows[client]]
         until = min(self.seconds(client), stays)
-        self.flights.append((self.now + until, self.number, client, stays >= self.seconds(client), took))
+        self.flights.append((self.now + until, self.number, client, stays >= self.seconds(client), took, until))
         self.number += 1
+        self.down += self.moved(client, until)[1]
+
+    def there(self) -> Any:
+        """Who is available at this moment: one draw for every client."""
+        return uniform(fold(SEED, AVAILABLE, self.number), np.arange(7)) < self.devices.availability
+
+    def fill(self, there: Any) -> None:
+        while len(self.flights) < self.size:
+            busy, key = (
+                {flight[2] for flight in self.flights},
+                fold(fold(SEED, DISPATCH), self.number) & ((1 << 62) - 1),
+            )
+            idle = [k for k in range(7) if k not in busy and there[k]]
+            if idle:
+                while 2 * self.size <= 7 and key % 7 not in idle:
+                    key = fold(key, 0) & ((1 << 62) - 1)
+                self.send(key % 7 if 2 * self.size <= 7 else idle[key % len(idle)])
+                continue
+            self.number += 1
+            if self.flights:
+                break
+            there = self.there()
 
     def seconds(self, k: int) -> float:
+        return sum(self.parts(k)[0])
+
+    def moved(self, k: int, until: float) -> tuple[float, int, int]:
+        """Joules, and whole bytes down and up, of a client that stops at a time."""
+        (left, *rest), shares, spent, d = self.parts(k)[0], list[float](), 0.0, self.devices
+        left = max(0.0, until - left)
+        for part, watts in zip(rest, (d.receive_watts[k], d.compute_watts[k], d.transmit_watts[k]), strict=True):
+            spent, share = spent + watts * min(part, left), min(1.0, left / part + 1e-9)
+            shares, left = [*shares, share], max(0.0, left - part)
+        down, up = self.parts(k)[1]
+        return spent, math.floor(shares[0] * down), math.floor(shares[2] * up)
+
+    def parts(self, k: int) -> tuple[list[float], tuple[int, int]]:
         jobs, n, size = len(self.rows[k]), len(self.where.examples(k)), sum(p.numel() for p in self.models[0].values())
         flops = 180 if self.ova else 210  # per example: 6-5-2 or 6-5-3, forwards and backwards
-        d = self.devices
-        down, up = 8 * jobs * 8 * size / d.down[k], 8 * jobs * (8 * size + 4) / d.up[k]
-        return float(d.latency[k] + down + jobs * self.base.epochs * n * flops / d.flops[k] + up)
+        d, down, up = self.devices, jobs * 8 * size, jobs * (8 * size + 4)
+        work = jobs * self.base.epochs * n * flops / d.flops[k]
+        return [d.latency[k], 8 * down / self.rates[0][k], work, 8 * up / self.rates[1][k]], (down, up)
 
     def event(self) -> None:
         self.flights.sort(key=lambda flight: flight[:2])
-        self.now, number, client, answers, took = self.flights.pop(0)
+        self.now, number, client, answers, took, until = self.flights.pop(0)
+        joules, _, up = self.moved(client, until)
+        self.joules, self.up = self.joules + joules, self.up + up
         for row, version, start in took if answers else []:
             end = self.local(start, client, number, row)
             self.buffers[row].append((start, end, version, len(self.where.examples(client))))
             if len(self.buffers[row]) == self.algorithm.buffer:
                 self.move(row)
         self.left += [] if answers else [client]
-        busy, key = {flight[2] for flight in self.flights}, fold(fold(SEED, DISPATCH), self.number) & ((1 << 62) - 1)
-        idle = [k for k in range(7) if k not in busy]
-        while 2 * self.size <= 7 and key % 7 in busy:
-            key = fold(key, 0) & ((1 << 62) - 1)
-        self.send(key % 7 if 2 * self.size <= 7 else idle[key % len(idle)])
+        self.fill(self.there())
 
     def local(self, start: dict, client: int, number: int, row: int) -> dict:
         chosen = self.where.examples(client)
@@ -121,6 +162,7 @@ class Plain:
     def move(self, row: int) -> None:
         now, arrived = self.models[row], self.buffers[row]
         old = [self.versions[row] - version for _, _, version, _ in arrived]
+        self.old += old
         s = [(1 + tau) ** -self.algorithm.staleness for tau in old]
         if isinstance(self.algorithm, fedge.FedAsync):
             moves = [(self.algorithm.alpha * s[0], now, arrived[0][1])]  # (1 - a) w + a w_k
@@ -137,15 +179,26 @@ class Plain:
         self.versions[row], self.buffers[row] = self.versions[row] + 1, []
 
 
+SLEEPY, LORA = replace(FLEET, availability=0.5), Profiles("phone", "lora", spread=30.0, seed=4)
+EVENTS = [(3, None, FLEET), (5, None, FLEET), (7, None, FLEET), (3, 0.15, FLEET), (3, None, Cell())]
+EVENTS += [(3, 5.0, LORA), (3, 10.0, LORA)]  # some leave while they receive or send
+EVENTS += [(3, None, SLEEPY), (7, None, SLEEPY), (5, 0.1, SLEEPY), (3, None, replace(FLEET, availability=0.02))]
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize(("cohort", "stay"), [(3, None), (5, None), (7, None), (3, 0.15)])
-def test_events_are_those_of_a_plain_loop(name: str, cohort: int, stay: float | None) -> None:
+@pytest.mark.parametrize(("cohort", "stay", "fleet"), EVENTS)
+def test_events_are_those_of_a_plain_loop(name: str, cohort: int, stay: float | None, fleet: Any) -> None:
     algorithm = ALGORITHMS[name]()
-    found, plain = run(algorithm, cohort=cohort, stay=stay), Plain(algorithm, cohort, stay or math.inf)
+    found = run(algorithm, cohort=cohort, stay=stay, fleet=fleet)
+    plain = Plain(algorithm, cohort, stay or math.inf, fleet)
     for record in found.history:
-        begin, left = plain.now, len(plain.left)
+        begin, left, old, plain.joules, plain.up = plain.now, len(plain.left), len(plain.old), 0.0, 0
         for _ in range(cohort):
             plain.event()
+        assert record["joules"] == pytest.approx(plain.joules, rel=1e-9)
+        assert (record["down_bytes"], record["up_bytes"]) == (plain.down, plain.up)
+        assert record["staleness"] == pytest.approx(np.mean(plain.old[old:] or [0]))
+        plain.down = 0
         assert record["virtual_seconds"] == pytest.approx(plain.now - begin, rel=1e-9)
         assert [drop["client"] for drop in record["dropped"]] == plain.left[left:]
     assert stay is None or plain.left
@@ -154,6 +207,23 @@ def test_events_are_those_of_a_plain_loop(name: str, cohort: int, stay: float | 
         assert close(own, params) < 1e-11
     assert sum(plain.versions) == sum(record["server_steps"] for record in found.history) > 2
     assert found.state["events"]["versions"] == plain.versions
+
+
+@pytest.mark.parametrize("cohort", [3, 7])
+def test_availability_slows_asynchronous_training_down(cohort: int) -> None:
+    """Free places stay free: the same number of answers takes longer, the more so the rarer clients are there."""
+    seconds = [
+        sum(record["virtual_seconds"] for record in run(ALGORITHMS["fedbuff"](), cohort=cohort, fleet=fleet).history)
+        for fleet in (FLEET, SLEEPY, replace(FLEET, availability=0.01))
+    ]
+    assert seconds[0] < seconds[1] < seconds[2]
+
+
+@pytest.mark.parametrize("cohort", [3, 7])
+def test_clients_that_are_never_available_end_the_run_with_a_word(cohort: int, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("flops,down,up,availability\n" + "1e9,1e6,1e6,0\n" * 7)
+    with pytest.raises(TooFewReplies, match="none of 7 clients was available in 1000 looks: raise availability"):
+        run(ALGORITHMS["fedbuff"](), cohort=cohort, fleet=Table(str(tmp_path / "d.csv"), 7))
 
 
 def test_the_mean_of_late_rounds_is_that_of_a_plain_loop(tmp_path: Path) -> None:
@@ -184,18 +254,20 @@ def test_how_it_is_computed_does_not_matter(name: str) -> None:
         assert close(whole.params, run(ALGORITHMS[name](), cohort=5, engine={"chunk": chunk}).params) < 1e-11
 
 
+@pytest.mark.parametrize("fleet", [FLEET, SLEEPY])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_resume_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_resume_ends_with_the_same_bits(name: str, fleet: Any, tmp_path: Path) -> None:
     observe = fedge.Observe(checkpoint_every=1)
-    whole = run(ALGORITHMS[name](), rounds=6, stay=0.3)
-    run(ALGORITHMS[name](), rounds=3, out=tmp_path / "a", observe=observe, stay=0.3)
-    again = run(ALGORITHMS[name](), rounds=6, out=tmp_path / "a", observe=observe, resume=True, stay=0.3)
+    sleepy = {"stay": 0.3, "fleet": fleet}
+    whole = run(ALGORITHMS[name](), rounds=6, **sleepy)
+    run(ALGORITHMS[name](), rounds=3, out=tmp_path / "a", observe=observe, **sleepy)
+    again = run(ALGORITHMS[name](), rounds=6, out=tmp_path / "a", observe=observe, resume=True, **sleepy)
     assert close(whole.params, again.params) == 0
     assert whole.ledger.rows == again.ledger.rows
     plain = [[{k: v for k, v in r.items() if k != "seconds"} for r in one.history] for one in (whole, again)]
     assert plain[0] == plain[1]
-    half = run(ALGORITHMS[name](), rounds=3, stay=0.3)
-    assert close(whole.params, run(ALGORITHMS[name](), rounds=3, start=half, stay=0.3).params) == 0
+    half = run(ALGORITHMS[name](), rounds=3, **sleepy)
+    assert close(whole.params, run(ALGORITHMS[name](), rounds=3, start=half, **sleepy).params) == 0
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -203,7 +275,37 @@ def test_how_many_steps_are_taken_at_a_time_does_not_matter(name: str, monkeypat
     whole = run(ALGORITHMS[name](), cohort=7, rounds=6)
     monkeypatch.setattr("fedge.edge.events.STEPS", 2)
     assert close(whole.params, run(ALGORITHMS[name](), cohort=7, rounds=6).params) < 1e-11
+    monkeypatch.setattr("fedge.edge.steps.SMALL", 1)  # no product for several rows
+    assert close(whole.params, run(ALGORITHMS[name](), cohort=7, rounds=6).params) < 1e-11
+    monkeypatch.setattr("fedge.edge.events.AT_ONCE", 1)  # byte: every row by itself
+    assert close(whole.params, run(ALGORITHMS[name](), cohort=7, rounds=6).params) < 1e-11
     assert ALGORITHMS[name]().adds_up == (name != "fedbuff_momentum")
+
+
+def test_a_shelf_gives_what_was_put_there_until_it_is_let_go() -> None:
+    """Against a dict of single entries."""
+    rng, shelf, plain = np.random.default_rng(0), Shelf(), dict[int, float]()
+    for _ in range(200):
+        if rng.random() < 0.5 or not plain:
+            values = torch.from_numpy(rng.random(int(rng.integers(1, 5))))
+            first = shelf.put({"a": {"w": values[:, None], "v": values}}, len(values))
+            plain |= {first + at: value for at, value in enumerate(values.tolist())}
+        places = rng.permutation(list(plain))[: int(rng.integers(1, 6))]
+        shelf = Shelf.read(shelf.plain())
+        found = shelf.take(places)["a"]
+        assert found["w"][:, 0].tolist() == found["v"].tolist() == [plain[place] for place in places.tolist()]
+        shelf.let_go(places)
+        for place in places.tolist():
+            del plain[place]
+        assert sum(shelf.used.values()) == len(plain)
+        assert all(set(range(first, first + 4)) & plain.keys() for first in shelf.stacks)
+
+
+def test_a_state_in_an_earlier_form_is_refused() -> None:
+    half = run(ALGORITHMS["fedbuff"](), rounds=1)
+    half.state["events"] = {"now": 1.0, "flights": [], "batches": {}}
+    with pytest.raises(ValueError, match="written by an earlier version of fedge"):
+        run(ALGORITHMS["fedbuff"](), rounds=1, start=half)
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync_fedova"])
@@ -227,7 +329,7 @@ def test_a_stack_of_few_heights_computes_the_same(name: str, monkeypatch: pytest
 
 
 def test_joules_of_those_who_leave() -> None:
-    trip = Trip(10.0, 0.0, 0, 0, (0,), (1.0, 2.0, 3.0, 4.0), (0.5, 2.0, 1.0))
+    trip = Trip((1.0, 2.0, 3.0, 4.0), (0.5, 2.0, 1.0))
     until = [trip.joules_until(seconds) for seconds in (0.5, 2.0, 5.0, 8.0, 10.0)]
     assert until == pytest.approx([0.0, 0.5, 1.0 + 4.0, 1.0 + 6.0 + 2.0, 1.0 + 6.0 + 4.0])
 
@@ -235,6 +337,8 @@ def test_joules_of_those_who_leave() -> None:
 INNER = '[algorithm.inner]\nname = "fedova"\n[algorithm.inner.inner]\nname = "fedavg"\nepochs = 1\n'
 POLICY = 'name = "fedavg"\nepochs = 1\n[edge]\nspread = 10\nstay = 2.0\npolicy = '
 CHOICE = 'name = "fedavg"\nepochs = 1\n[edge]\nspread = 10\nstay = 2.0\nchoose = '
+PARTIAL = '{name = "partial_work", seconds = 0.0745}\n'
+ALONE = '[algorithm.inner]\nname = "fedavg"\nepochs = 1\n'
 LATE = '[algorithm.inner]\nname = "fedbuff"\nbuffer = 2\n' + INNER.replace("[algorithm.", "[algorithm.inner.")
 KILLED = {
     "fedbuff": f'name = "fedbuff"\nbuffer = 2\n{INNER}[edge]\nspread = 10\n',
@@ -244,8 +348,14 @@ KILLED = {
     "averaged": f'name = "averaged"\nwindow = 5\n{LATE}[edge]\nspread = 10\n',
     "speed": CHOICE + '"speed"\n',
     "labels": CHOICE + '"labels"\n',
-    "partial_work": POLICY + '{name = "partial_work", seconds = 0.0745}\n',
+    "partial_work": POLICY + PARTIAL,
+    "partial_work_fedprox": POLICY.replace("fedavg", "fedprox") + PARTIAL,
+    "partial_work_fednova": POLICY.replace("fedavg", "fednova") + PARTIAL,
+    "leaving": POLICY.replace("policy = ", ""),
+    "fedbuff_fedavg": f'name = "fedbuff"\nbuffer = 2\n{ALONE}[edge]\nspread = 10\n',
+    "fedasync_fedprox": f'name = "fedasync"\n{ALONE.replace("fedavg", "fedprox")}[edge]\nspread = 10\n',
 }
+NOBODY_LEAVES = ("fedbuff", "averaged", "fedbuff_fedavg", "fedasync_fedprox")
 
 
 def killed(name: str, rounds: int) -> str:
@@ -260,7 +370,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(name: str, tmp_path: Path
     (tmp_path / "experiment.toml").write_text(killed(name, 60))
     words = ["-m", "fedge", "run", str(tmp_path / "experiment.toml"), "--quiet", "--no-report"]
     words += ["--out", str(tmp_path / "killed")]
-    label, seen = name if name in ("fedbuff", "fedasync", "averaged") else "fedavg", 0
+    label, seen = KILLED[name].split('"')[1], 0
     rounds = tmp_path / "killed" / label / "rounds.jsonl"
     for more in ([], ["--resume"]):
         process = warm.start([*words, *more], env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -280,7 +390,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(name: str, tmp_path: Path
     assert cohorts[0] == cohorts[1]
     drops = [record["dropped"] for record in whole.run.history]
     assert drops == [record["dropped"] for record in resumed.run.history]
-    assert any(drops) == (name not in ("fedbuff", "averaged")), "nobody was late, and nobody left"
+    assert any(drops) == (name not in NOBODY_LEAVES), "nobody was late, and nobody left"
 
 
 def test_bytes_and_joules_by_hand() -> None:
@@ -308,12 +418,83 @@ def test_rare_classes_are_not_waited_for() -> None:
     assert found.history[-1]["staleness"] > 0
 
 
-def test_an_upload_that_is_not_finite_is_dropped() -> None:
-    algorithm = fedge.FedBuff(fedavg(lr=1e38, epochs=8), buffer=3)
-    found = run(algorithm, rounds=2)
-    reasons = {drop["reason"] for record in found.history for drop in record["dropped"]}
-    assert reasons == {"its upload is not finite"}
-    assert all(bool(torch.isfinite(leaf).all()) for leaf in found.params.values())
+def loud(clients: Any, factor: float) -> fedge.Federation:
+    """Some clients measure in other units."""
+    where = ragged(toy_data())
+    x = where.data.train_x.clone()
+    for client in clients:
+        x[where.examples(client)] *= factor
+    return fedge.Federation(replace(where.data, train_x=x), [where.examples(k).numpy() for k in range(7)])
+
+
+@pytest.mark.parametrize("kind", [lambda one: fedge.FedBuff(one, buffer=3), fedge.FedAsync])
+def test_uploads_that_are_not_finite_are_dropped_and_end_the_run_as_those_of_cohorts_do(kind: Any) -> None:
+    records = list[Any]()
+    with pytest.raises(
+        TooFewReplies, match=r"round 5: task 'train' has good uploads of 0 clients, 1 needed .*lower the"
+    ):
+        run(kind(fedavg()), where=loud(range(7), 1e305), rounds=9, on_round=records.append)
+    assert [len(record["dropped"]) for record in records] == [3] * 4
+    assert {drop["reason"] for record in records for drop in record["dropped"]} == {"'delta/fc1.weight' is not finite"}
+    assert all("0 clients, 1 needed" in record["skipped"] and record["virtual_seconds"] > 0 for record in records)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_uploads_that_are_far_larger_than_usual_are_refused(name: str, tmp_path: Path) -> None:
+    """Whoever is usual: the same client is refused in every answer, and a resumed run knows what is usual."""
+    options: dict[str, Any] = {"where": loud([1], 1e6), "cohort": 5}
+    whole = run(ALGORITHMS[name](), rounds=12, **options)
+    dropped = [drop for record in whole.history for drop in record["dropped"]]
+    assert {drop["client"] for drop in dropped} == {1}
+    assert all("over 1000 times the usual" in drop["reason"] for drop in dropped)
+    assert max(float(leaf.abs().max()) for leaf in whole.params.values()) < 100
+    observe = fedge.Observe(checkpoint_every=1)
+    run(ALGORITHMS[name](), rounds=5, out=tmp_path / "a", observe=observe, **options)
+    again = run(ALGORITHMS[name](), rounds=12, out=tmp_path / "a", observe=observe, resume=True, **options)
+    assert close(whole.params, again.params) == 0
+    assert dropped == [drop for record in again.history for drop in record["dropped"]]
+
+
+def test_a_weight_beyond_what_a_client_may_have_is_refused() -> None:
+    found = run(fedge.FedAsync(fedavg()), engine={"max_weight": 20.0})
+    dropped = {(drop["client"], drop["reason"]) for record in found.history for drop in record["dropped"]}
+    told = "weight {} is not in (0, 20], the most that this client may weigh"
+    assert dropped
+    assert dropped <= {(4, told.format(24)), (6, told.format(28))}
+
+
+def test_sizes_by_client_are_those_of_a_dict() -> None:
+    rng, known, plain = np.random.default_rng(0), dict[str, torch.Tensor](), dict[int, list[float]]()
+    for _ in range(30):
+        clients, table = rng.integers(0, 40, 9), rng.random((9, 2))
+        table[rng.random(9) < 0.2] = np.inf
+        known = noted(known, clients, table)
+        for client in set(clients.tolist()):
+            mine = np.sort(table[(clients == client) & np.isfinite(table).all(1)], axis=0)
+            plain |= {client: mine[(len(mine) - 1) // 2].tolist()} if len(mine) else {}
+        assert dict(zip(known["clients"].tolist(), known["sizes"].tolist(), strict=True)) == plain
+        assert known["clients"].tolist() == sorted(plain)
+
+
+def test_after_a_round_of_too_few_others_are_sent_out(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cohort": 4, "stay": 0.05, "engine": {"min_replies": 3}}
+    algorithm, observe = ALGORITHMS["fedbuff"], fedge.Observe(checkpoint_every=1)
+    whole = run(algorithm(), rounds=12, **options)
+    skipped = [record["round"] for record in whole.history if "skipped" in record]
+    assert 0 < len(skipped) < 12
+    assert any(one + 1 not in skipped for one in skipped[:-1])  # what follows is not the same round again
+    for end in (skipped[0], skipped[0] + 1):
+        run(algorithm(), rounds=end, out=tmp_path / str(end), observe=observe, **options)
+        again = run(algorithm(), rounds=12, out=tmp_path / str(end), observe=observe, resume=True, **options)
+        assert close(whole.params, again.params) == 0
+
+
+def test_a_state_without_sizes_goes_on() -> None:
+    half = run(ALGORITHMS["fedbuff"](), rounds=2)
+    whole = run(ALGORITHMS["fedbuff"](), rounds=2, start=half)
+    for name in ("sizes", "round"):
+        del half.state["events"][name]
+    assert close(whole.params, run(ALGORITHMS["fedbuff"](), rounds=2, start=half).params) == 0
 
 
 def test_what_cannot_be_asynchronous_is_refused() -> None:
@@ -330,10 +511,26 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         run(algorithm, policy=Deadline(1.0))
 
 
+def test_a_link_that_events_would_pass_by_is_refused() -> None:
+    """Liars that never lie would make it look safe."""
+    algorithm, where = ALGORITHMS["fedbuff"](), ragged(toy_data())
+    clock = Clock(attacked(algorithm, where, Attack("sign_flip"), share=0.3), where, FLEET)
+    with pytest.raises(ValueError, match="the clock is around Attacked, which asynchronous training would pass by"):
+        fedge.train(algorithm, where, rounds=2, cohort=3, link=clock)
+
+
 def test_an_experiment_without_devices_says_so(tmp_path: Path) -> None:
     text = killed("fedbuff", 4).split("[edge]")[0]
     with pytest.raises(ExperimentError, match=r"fedbuff: FedBuff needs to know .* table \[edge\]"):
         compare(parse(tomllib.loads(text)), tmp_path / "a")
+
+
+def test_a_wrapper_that_needs_rounds_says_so(tmp_path: Path) -> None:
+    table = tomllib.loads(killed("fedbuff", 4))
+    one = table["algorithm"][0] if isinstance(table["algorithm"], list) else table["algorithm"]
+    table["algorithm"] = [{"name": "robust", "inner": one}]
+    with pytest.raises(ExperimentError, match=r"robust: Robust needs rounds, and FedBuff has none: only Averaged goes"):
+        compare(parse(table), tmp_path / "a")
 
 
 @pytest.mark.parametrize("cohort", [100, 9000])
@@ -366,3 +563,10 @@ def test_events_cost_little(name: str, cohort: int, monkeypatch: pytest.MonkeyPa
     each = (time.process_time() - begin - spent) / (rounds * cohort)
     print(f"{1e6 * each:.1f} microseconds per event, {1e6 * spent / rounds / cohort:.1f} more to train")
     assert each < 500e-6
+
+
+def test_a_run_in_which_everybody_leaves_says_so_and_ends() -> None:
+    told = r"round 4: all 4 clients left before they had answered \(stay = 1e-06 s\): allow more time"
+    with pytest.raises(TooFewReplies, match=told):
+        run(fedge.FedBuff(fedavg(), buffer=2), cohort=4, stay=1e-6)
+    run(fedge.FedBuff(fedavg(), buffer=2), cohort=4, stay=1e6)

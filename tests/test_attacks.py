@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,13 @@ from benchmarks.attacks import page
 from fedge.attacks import KINDS, Attack, Attacked, attacked, attackers, success
 from fedge.attacks.attack import Seen
 from fedge.attacks.backdoor import TARGET, poisoned, trigger
-from fedge.attacks.study import DEFENCES, NONE, RECOMMENDED, cases, defended, read, run
+from fedge.attacks.study import DEFENCES, NONE, RECOMMENDED, cases, defended, read, run, study
 from fedge.cli.app import app
+from fedge.core import At
 from fedge.engine import Loopback, Simulator
-from fedge.experiment import ExperimentError, build, load
+from fedge.engine.links import wire
+from fedge.experiment import ExperimentError, build, load, parse
+from fedge.runs.folder import RunFolder
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
 from tests.lossy import Slow
 
@@ -275,3 +279,110 @@ def test_the_command_prints_a_table_and_runs_nothing_twice(tmp_path: Path) -> No
     wrong = CliRunner().invoke(app, ["attack", "--kind", "flip"])
     assert wrong.exit_code == 2
     assert "kind is 'flip'" in wrong.output
+
+
+class Crooked(Loopback):
+    """Client 3 lies about curvature: so many times its own, or what cancels that of the others, or the damping."""
+
+    lie: str | float = 1.0
+
+    def client(self, client: int, at: At, ask: Any, request: bytes) -> bytes:
+        answer = wire.decode(super().client(client, at, ask, request))
+        for upload, _ in answer[0] if client == 3 else ():
+            for name in {"diagonal", "product"} & upload.keys():
+                known = wire.decode(request)[0]["s"] if self.lie == "cancels" else upload[name]
+                if self.lie == "flat":
+                    upload[name] = {key: torch.full_like(leaf, -9.9) for key, leaf in upload[name].items()}
+                    continue
+                times = -10.5 if self.lie == "cancels" else float(self.lie)  # of ten clients, with damping 1
+                upload[name] = {key: times * known[key] for key in upload[name]}
+        return wire.encode(answer)
+
+
+@pytest.mark.parametrize(
+    ("curvature", "lie", "around", "least", "most"),
+    [
+        ("diagonal", 900.0, None, 0.5, 1.0),
+        ("diagonal", -1.0, None, 0.6, 1.0),
+        ("diagonal", "flat", fedge.Cast(), 0.6, 1.0),
+        ("product", "cancels", None, 0.0, 0.3),
+        ("product", "cancels", fedge.BoundedMean(), 0.6, 1.0),
+    ],
+)
+def test_what_liars_do_to_curvature_pairs(curvature: Any, lie: Any, around: Any, least: float, most: float) -> None:
+    """As docs/trust.md says: shorter steps in the diagonal form, longer ones in the other, neither with a rule."""
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=10, seed=0))
+    algorithm: Any = fedge.FisherLBFGS(fedge.models.mlp(64, (32,), 10, seed=0), epochs=1, curvature=curvature)
+    if around is not None:
+        algorithm = (fedge.Compressed if isinstance(around, fedge.Cast) else fedge.Robust)(algorithm, around)
+    link = Crooked(algorithm, federation)
+    link.lie = lie
+    run = fedge.train(algorithm, federation, rounds=6, seed=1, link=link)
+    assert least <= run.history[-1]["test_accuracy"] <= most
+    refused = {drop["reason"] for record in run.history for drop in record["dropped"]}
+    assert all("it must be from 0 to inf" in reason for reason in refused)
+    assert bool(refused) == (lie == -1.0), "squares below 0 are none"
+
+
+def attack_command(folder: Path, *words: str) -> Any:
+    fixed = ["--set", "train.rounds=1", "--set", "train.device=cpu", "--kind", "sign_flip", "--defence", "mean"]
+    return CliRunner().invoke(app, ["attack", *fixed, "--out", str(folder), "--quiet", *words])
+
+
+def test_a_torn_result_is_computed_again_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "attacks.jsonl"
+    assert attack_command(tmp_path).exit_code == 0
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-40])
+    assert attack_command(tmp_path).exit_code == 0
+    assert file.read_bytes() == whole
+    file.write_bytes(whole.replace(b'"seed"', b'"sed"', 1))
+    found = attack_command(tmp_path)
+    assert (found.exit_code, f"line 1 of {file} is not that of a run: remove it" in found.stderr) == (2, True)
+
+
+def test_two_studies_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).held():
+        assert "is in use by process" in attack_command(tmp_path).stderr
+
+
+INNER = {"name": "fedavg", "lr": 0.1}
+PHONES = {"profile": "phone"}
+BUFFERED = {"name": "fedbuff", "buffer": 2, "inner": INNER}
+
+
+@pytest.mark.parametrize(
+    ("tables", "defences", "message"),
+    [
+        (
+            {"algorithm": {"name": "private", "inner": INNER}},
+            ["mean", "median"],
+            "private, median: Private combines uploads itself",
+        ),
+        ({"edge": PHONES}, ["mean"], r"without devices and time: leave out the table \[edge\]"),
+        ({"algorithm": BUFFERED, "edge": PHONES}, ["mean"], r"fedbuff: attacks are simulated round by round"),
+        ({"train": {"rounds": 1, "chunk": 0}}, ["mean"], "fedavg, mean: chunk is 0"),
+        ({"train": {"rounds": 1, "precision": "bf16"}}, ["mean"], "fedavg, mean: precision is 'bf16'"),
+    ],
+)
+def test_every_case_is_checked_before_the_first_run(tables: Any, defences: Any, message: str, tmp_path: Path) -> None:
+    table = {
+        "name": "t",
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 20},
+        "model": {"name": "logistic"},
+        "train": {"rounds": 1},
+        "algorithm": INNER,
+    }
+    experiment = parse(table | tables)
+    told = list[Any]()
+    with pytest.raises(ExperimentError, match=message):
+        study(cases(experiment, ["scaled"], [0.1], defences), build(experiment), tmp_path / "a.jsonl", told.append)
+    assert not told
+
+
+def test_a_share_of_nobody_is_refused(digits) -> None:
+    experiment, setup = digits
+    with pytest.raises(ExperimentError, match=r"share is 0.001: nobody of 100 clients lies; the least is 0.01"):
+        study(cases(experiment, ["scaled"], [0.001], ["mean"]), setup, None, print)

@@ -19,7 +19,7 @@ import fedge
 from fedge.engine import Simulator
 from fedge.engine.recording import c_library, c_lstm
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
-from tests.cases import close, generator
+from tests.cases import close, generator, goes_on_as_it_began
 from tests.networks import NETWORKS, federation
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
@@ -128,14 +128,7 @@ def test_double_precision_is_left_to_torch() -> None:
 
 
 def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
-    own, shared = algorithm(), federation(NETWORK)
-    options: dict[str, Any] = {"seed": 5, "observe": fedge.Observe(checkpoint_every=1)}
-    for flag, other in ((None, False), (False, None)):
-        first, second = (fedge.Engine(way="stacked", compile=one) for one in (flag, other))
-        whole = fedge.train(own, shared, rounds=3, engine=first, **options)
-        fedge.train(own, shared, rounds=1, engine=first, out=tmp_path / str(flag), **options)
-        rest = fedge.train(own, shared, rounds=3, engine=second, out=tmp_path / str(flag), resume=True, **options)
-        assert close(whole.params, rest.params) == 0
+    goes_on_as_it_began(algorithm(), federation(NETWORK), tmp_path, way="stacked")
 
 
 def test_without_a_compiler_torch_computes_them(

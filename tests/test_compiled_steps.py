@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +72,7 @@ def test_layers_and_odd_sizes(layer: nn.Module, hidden: int) -> None:
 def test_a_program_is_compiled_once(own_cache: Path) -> None:
     algorithm, federation = algorithms(False)["fedavg"], problem(False)
     first = programs(trained(algorithm, federation, compile=True)[1])
-    files = sorted(own_cache.glob("*.so"))
+    files = sorted(own_cache.glob("*"))
     again = programs(trained(algorithm, federation, compile=True)[1])
     assert [one.fresh for one in first] == [True] * len(first)
     assert [one.fresh for one in again] == [False] * len(again)
@@ -99,7 +102,7 @@ def test_a_step_without_a_rule_is_recorded_and_named(caplog: pytest.LogCaptureFi
 
 
 def test_large_models_are_left_to_torch() -> None:
-    model = fedge.models.mlp(12, (7000,), 3, seed=0)
+    model = fedge.models.mlp(12, (5000,), 3, seed=0)  # 80,003 numbers, in layers that are small
     _, link = trained(fedge.FedAvg(model, epochs=1), problem(False), chunk=100, compile=True)
     assert set(programs(link)) == {None}
 
@@ -185,6 +188,23 @@ def test_a_damaged_program_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, own
     run, fresh = c_library.load(text)
     assert (run(), fresh) == (7, True)
     assert c_library.load(text)[1] is False
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: raw + b"\0"], ids=["cut", "changed"])
+def test_a_program_that_was_cut_short_is_not_loaded(
+    damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    """Half of one loads, and ends the process when it is called: without a word, in every run from then on."""
+    text = "int run(void) { return 8; }"
+    c_library.load(text)
+    (library,) = own_cache.glob("*.so")
+    whole = library.read_bytes()
+    library.unlink()  # this process has it in its memory
+    library.write_bytes(damage(whole))
+    loaded: list[bytes] = []
+    monkeypatch.setattr(c_library.ctypes, "CDLL", lambda path: SimpleNamespace(run=loaded.append(library.read_bytes())))
+    assert c_library.load(text)[1] is True
+    assert [hashlib.sha256(one).hexdigest() for one in loaded] == [library.with_suffix(".sha256").read_text()]
 
 
 def test_a_cache_that_cannot_be_written_is_named(

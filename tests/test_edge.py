@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import tomllib
 from pathlib import Path
@@ -29,6 +30,7 @@ from fedge.edge import (
 from fedge.edge.devices import Devices, Drawn
 from fedge.edge.policies import Policy
 from fedge.edge.profiles import NETWORKS, PROFILES
+from fedge.edge.settings import Edge
 from fedge.edge.table import COLUMNS, write
 from fedge.edge.work import Workload
 from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
@@ -181,6 +183,17 @@ def test_flops_are_those_of_the_layers() -> None:
     assert work.steps.tolist() == [[2, 1]]
 
 
+def test_rows_are_those_of_the_labels_that_a_client_holds() -> None:
+    """Many clients looked up at once, in any order and again, against one at a time."""
+    where, algorithm = federation(), fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), epochs=1), classes=3)
+    load = Workload(algorithm, where)
+    (task,) = load.tasks.values()
+    held = [tuple(sorted(set(where.data.train_y[where.examples(k)].tolist()))) for k in range(where.clients)]
+    for clients in ([3], [6, 0, 3, 1], [], list(range(7))):
+        assert load.rows(np.array(clients, np.int64), task) == [held[client] for client in clients]
+    assert len(set(held)) > 1
+
+
 # Policies against a plain loop
 
 
@@ -229,7 +242,8 @@ def test_the_late_are_dropped_and_what_they_moved_is_counted() -> None:
     down = {r[0]: r for r in phase["clients"]}
     moved = sum(int(424 * min(1.0, (limit - down[c][1]) / down[c][2])) for c in late)
     assert row.down == 3 * 424 + moved <= whole.down
-    assert 3 * 428 <= row.up < whole.up
+    sent = sum(int(428 * min(1.0, max(0.0, limit - sum(down[c][1:4])) / down[c][4])) for c in late)
+    assert row.up == 3 * 428 + sent < whole.up
     first = trained(algorithm, policy=FirstOf(3), rounds=1)
     assert first.history[0]["late"] == late
     assert close(first.params, run.params) == 0
@@ -254,6 +268,23 @@ class Only(fedge.engine.Around):
 def test_nobody_in_time_is_an_error_that_says_what_is_needed() -> None:
     with pytest.raises(TooFewReplies, match=r"of 5 clients the fastest needs .* s, with Deadline\(seconds=1e-09\)"):
         trained(fedavg(), policy=Deadline(1e-9))
+
+
+@pytest.mark.parametrize("kind", [Simulator, Loopback])
+def test_too_few_in_time_skip_a_round_and_do_not_end_the_run(kind: type[BaseLink]) -> None:
+    """`min_replies` counts those whose answers count; who was late, gone or asleep is named."""
+    algorithm, where = fedavg(), federation()
+    sleepy = Profiles("phone", spread=30.0, availability=0.8)
+    link = Clock(kind(algorithm, where, min_replies=3), where, sleepy, Deadline(0.0715), stay=2.0)
+    run = fedge.train(algorithm, where, rounds=8, cohort=5, seed=3, link=link)
+    few = [record for record in run.history if 5 - len(record["dropped"]) < 3]
+    assert [record for record in run.history if "skipped" in record] == few
+    assert 0 < len(few) < 8
+    assert all(record["virtual_seconds"] > 0 and record["joules"] > 0 for record in few)
+    assert all(re.search(r"3 needed .* \(\d late or gone, \d not available\)$", one["skipped"]) for one in few)
+    for record, row in zip(run.history, run.ledger, strict=True):
+        asleep = [drop for drop in record["dropped"] if drop["reason"] == "not available in this round"]
+        assert row.clients == 5 - len(asleep)
 
 
 def test_a_client_that_is_not_available_is_not_asked() -> None:
@@ -380,7 +411,7 @@ def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
         {k: v for k, v in r.items() if k not in drop} for r in again.history
     ]
     link = Clock(Simulator(algorithm, where), where, Profiles("laptop"))
-    with pytest.raises(ValueError, match="the run was timed on"):
+    with pytest.raises(ValueError, match="the run was timed with"):
         fedge.train(algorithm, where, rounds=6, cohort=3, seed=3, link=link, out=tmp_path / "b", resume=True)
 
 
@@ -443,7 +474,7 @@ def test_devices_do_not_depend_on_who_else_is_asked() -> None:
 
 @pytest.mark.parametrize("most", [1000, 999])
 def test_devices_are_drawn_once(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drawn, "MOST", most)
+    monkeypatch.setattr("fedge.edge.devices.EVERYBODY", most)
     fleet = Profiles(("phone", "laptop"), spread=30.0, availability=0.7)
     drawn = Drawn(fleet, 1000)
     for clients in ([5, 999, 0], [0, 7], [], [7, 5, 999]):
@@ -516,6 +547,36 @@ def test_the_cell_fades_and_fills_its_disc() -> None:
     assert (power < math.log(2)).mean() == pytest.approx(0.5, abs=0.03)
 
 
+def test_what_three_clients_of_a_cell_draw_and_compute() -> None:
+    """By hand: watts of the device and not of the station, kappa f^3 while it computes, FLOPs per cycle."""
+    cell, clients = Cell(slowest=1e9, fastest=3e9, flops_per_cycle=8.0, power_dbm=20.0, kappa=2e-28), np.arange(3)
+    found = cell.devices(clients)
+    clock = found.flops / 8
+    assert (clock > 1e9).all()
+    assert (clock < 3e9).all()
+    assert len(set(clock)) == 3
+    assert found.compute_watts == pytest.approx(2e-28 * clock**3)
+    assert found.transmit_watts == pytest.approx([0.1] * 3)  # 20 dBm
+    assert found.receive_watts == pytest.approx([0.0] * 3)
+
+
+def test_fading_is_drawn_anew_per_phase_seed_and_direction() -> None:
+    clients = np.arange(40)
+
+    def fades(at: At, seed: int = 0) -> list[np.ndarray]:
+        """h of every client, down and up: what the rates say of them."""
+        still, moving = Cell(fading=False, seed=seed), Cell(seed=seed)
+        devices, band = moving.devices(clients), 20e6 / 40
+        pairs = zip(moving.rates(at, clients, devices), still.rates(at, clients, devices), strict=True)
+        return [(2 ** (a / band) - 1) / (2 ** (b / band) - 1) for a, b in pairs]
+
+    first = fades(At(0, 1, 0))
+    assert np.array_equal(first, fades(At(0, 1, 0)))
+    others = [fades(At(0, 2, 0)), fades(At(0, 1, 1)), fades(At(1, 1, 0)), fades(At(0, 1, 0), seed=1), first[::-1]]
+    for other in others:
+        assert abs(np.corrcoef(np.ravel(first), np.ravel(other))[0, 1]) < 0.5
+
+
 def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
     found = SLOW.devices(np.arange(6))
     write(tmp_path / "devices.csv", found, SLOW.kinds)
@@ -571,6 +632,9 @@ def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
         (lambda: Profiles(network="5g"), "network is '5g'"),
         (lambda: Profiles(spread=0.5), "spread is 0.5, it must be at least 1"),
         (lambda: Profiles(correlation=2.0), "correlation is 2.0, it must be between -1 and 1"),
+        (lambda: Profiles("phone", availability=0.0), r"availability is 0\.0, it must be above 0 and at most 1"),
+        (lambda: Profiles("phone", availability=1.5), r"availability is 1\.5, it must be above 0 and at most 1"),
+        (lambda: Edge(stay=0.0), "stay is 0"),
         (lambda: Cell(slowest=2.0, fastest=1.0), "fastest is 1, it must be at least slowest"),
         (lambda: Deadline(0.0), "seconds is 0.0"),
         (lambda: FirstOf(0), "count is 0"),
@@ -655,6 +719,15 @@ def test_devices_with_too_little_memory_are_counted() -> None:
     assert "short_of_memory" not in run.history[0]
     big = fedge.FedAvg(fedge.models.mlp(6, (20_000,), 3).double(), epochs=1)
     assert trained(big, fleet=Profiles("microcontroller"), rounds=1).history[0]["short_of_memory"] == 5
+
+
+def test_the_memory_that_is_needed_is_of_what_comes_and_what_goes() -> None:
+    """What is sent to a client and its upload: twice the model, for FedAvg."""
+    algorithm = fedavg()
+    model = sum(one.nbytes for one in algorithm.model.parameters())
+    flow = algorithm.round(algorithm.init({name: leaf.detach() for name, leaf in algorithm.model.named_parameters()}))
+    work = Workload(algorithm, federation()).of(next(flow), np.arange(3))
+    assert work.memory.tolist() == [2 * model] * 3
 
 
 # Experiments

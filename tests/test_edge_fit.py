@@ -49,8 +49,31 @@ def test_the_devices_that_made_the_times_are_found_again() -> None:
     assert found.error < 1e-12
 
 
+def test_rounds_are_predicted_by_devices_that_were_fitted_to_the_others() -> None:
+    noisy = logged(FLOPS, [1e5], 1e-6, noise=0.3)
+    found = fit(read(noisy), FLOPS)
+    for at in range(len(noisy)):
+        rest = fit(read(noisy[:at] + noisy[at + 1 :]), FLOPS).devices
+        phase = noisy[at]["phases"][0]
+        work = FLOPS[phase["round"], 0]
+        taken = [rest.latency[k] + work[k] / rest.flops[k] + 8 * 2e5 / rest.down[k] for k, *_ in phase["clients"]]
+        assert found.ahead[at] == pytest.approx(max(taken), rel=1e-12)
+    gaps = np.abs(np.array(found.ahead, dtype=float) / np.array(found.measured) - 1)
+    assert found.error_ahead == pytest.approx(float(np.median(gaps)))
+    assert found.error_ahead != pytest.approx(found.error, rel=1e-3)
+
+
+def test_a_round_with_a_client_of_no_other_round_is_not_predicted() -> None:
+    flops = {(1, 0): {0: 1e6, 1: 1e6}, (2, 0): {0: 2e6}, (3, 0): {0: 1e6}}
+    found = fit(read(logged(flops, [1e5], 1e-6)), flops)
+    assert found.ahead[0] is None
+    assert found.ahead[1:] == pytest.approx(found.measured[1:])
+    assert fit(read(logged({(1, 0): {0: 1e6}}, [1e5], 1e-6)), {(1, 0): {0: 1e6}}).error_ahead is None
+
+
 LIES = {
     "no work": [1.0, 0.0], "less than none": [-1e6, -1.0], "for ever": [0.1, 1e300], "an instant": [0.0, -5e-324],
+    "next to no work": [0.0, 5e-324], "too little work": [0.1, 1e-7], "a late start": [8e307, 1e-300],
 }  # fmt: skip
 
 
@@ -133,3 +156,14 @@ def test_the_command_writes_a_file_of_devices(tmp_path: Path) -> None:
     assert len(told["measured"]) == 4
     nowhere = CliRunner().invoke(app, ["edge", "fit", str(tmp_path)])
     assert "holds no config.toml" in nowhere.output
+
+
+def test_clients_that_nobody_saw_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {at: {k: done for k, done in work.items() if k != 1} for at, work in FLOPS.items()}
+    seen = {at: work for at, work in seen.items() if work}
+    for flops, told in ((seen, True), (FLOPS, False)):
+        fitted = fit(read(logged(flops, [1e4, 5e4], 1e-6)), flops)
+        monkeypatch.setattr("fedge.cli.edge.fit_run", lambda *_, fitted=fitted: fitted)
+        done = CliRunner().invoke(app, ["edge", "fit", "run", "--out", str(tmp_path / "devices.csv")])
+        assert done.exit_code == 0
+        assert ("No times of clients 1: the file has fewer rows" in done.output) == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from benchmarks.edge import fairness
 from fedge.cli.app import app
 from fedge.cli.edge import histogram
 from fedge.edge import Profiles, Table
-from fedge.experiment import compare, parse
+from fedge.experiment import ExperimentError, compare, parse
 from fedge.report import read, to_target, write_report
 from fedge.report.figures import pictures
+from fedge.report.page import Goal, page
+from fedge.report.read import RunFolder
 from fedge.report.series import curve, elapsed
 from tests.test_edge import TOML
 
@@ -51,6 +54,28 @@ def test_curves_against_time_and_energy(folders: dict[str, Path]) -> None:
     assert "timeline_2" not in names
     bare = [picture.name for picture in pictures([plain], 0.2)]
     assert not [name for name in bare if "virtual" in name or "joules" in name or "timeline" in name]
+
+
+def test_one_time_line_per_configuration_and_which_they_are(folders: dict[str, Path], tmp_path: Path) -> None:
+    run = read(folders["timed"])
+
+    def like(lr: float, seed: int) -> RunFolder:
+        train, algorithm = run.config["train"] | {"seed": seed}, run.config["algorithm"] | {"lr": lr}
+        config = run.config | {"train": train, "algorithm": algorithm}
+        return replace(run, path=tmp_path / f"{lr}-{seed}", label=f"lr={lr} seed={seed}", config=config)
+
+    few, many = ([like(0.1 * n, seed) for n in range(1, most) for seed in (0, 1)] for most in (3, 7))
+    captions = [one.caption for one in pictures(few) if one.name.startswith("timeline")]
+    assert [caption.split(" of ")[1] for caption in captions] == [
+        "lr=0.1 seed=0, client by client",
+        "lr=0.2 seed=0, client by client",
+    ]
+    assert len([one for one in pictures(many) if one.name.startswith("timeline")]) == 4
+    told = "Time lines of the first run of every configuration; rounds.jsonl of each of the 4 runs has its own."
+    assert told in page(few, [(one, "<svg></svg>") for one in pictures(few)], Goal(None))
+    told = "Time lines of the first run of the first 4 of 6 configurations; rounds.jsonl of each of the 12 runs"
+    assert told in page(many, [(one, "<svg></svg>") for one in pictures(many)], Goal(None))
+    assert "Time lines" not in page([run], [(one, "<svg></svg>") for one in pictures([run])], Goal(None))
 
 
 def test_what_it_took_to_a_target(folders: dict[str, Path]) -> None:
@@ -138,3 +163,39 @@ def test_old_phones_are_those_of_the_clients_with_a_nought_or_a_one(tmp_path: Pa
     speeds = {kind: {float(devices.flops[k]) for k in range(100) if old[k] is kind} for kind in (True, False)}
     assert [len(one) for one in speeds.values()] == [1, 1]
     assert speeds[False].pop() == pytest.approx(10 * speeds[True].pop())
+
+
+@pytest.mark.parametrize(("columns", "totals"), [(70, False), (140, True)])
+def test_the_table_of_a_run_has_seconds_and_joules_to_the_target(
+    columns: int, totals: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    (tmp_path / "small.toml").write_text(TOML)
+    words = ["run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--no-report"]
+    found = CliRunner().invoke(app, [*words, "--set", "edge.profile=phone", "--json"])
+    assert found.exit_code == 0, found.output
+    (row,) = json.loads(found.stdout)["runs"]
+    lines = found.stderr.splitlines()
+    titles = next(line for line in lines if "device s  energy J" in line)
+    assert ("energy  device s" in titles) is totals
+    shown = next(line for line in lines if line.startswith(row["label"]) and "round" not in line).split()
+    told = [f"{row[f'{name}_to_target']:.3g}" for name in ("virtual_seconds", "joules")]
+    assert told == (shown[-3:-1] if totals else shown[-2:])
+
+
+def test_edge_show_says_what_is_wrong_and_what_is_left_out(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["edge", "show", "--set", f"edge.file={tmp_path / 'none.csv'}"])
+    assert (found.exit_code, found.exception.__class__) == (2, SystemExit)
+    assert f"Error: edge: cannot read the devices in {tmp_path / 'none.csv'}" in found.stderr.replace("\n", "")
+    many = CliRunner().invoke(app, ["edge", "show", "--set", "partition.clients=100001"])
+    assert "These are the first 100,000 of 100,001 devices" in many.stdout
+
+
+def test_a_policy_for_a_server_that_waits_for_nobody_is_refused_before_any_run(tmp_path: Path) -> None:
+    waits = TOML.replace("[algorithm]", "[[algorithm]]") + '\n[[algorithm]]\nname = "fedbuff"\nbuffer = 2\n'
+    waits += '[algorithm.inner]\nname = "fedavg"\nepochs = 1\n[edge]\npolicy = {name = "deadline", seconds = 1}\n'
+    with pytest.raises(
+        ExperimentError, match=r"fedbuff: FedBuff waits for nobody: leave out policy and choose in \[edge\]"
+    ):
+        compare(parse(tomllib.loads(waits)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

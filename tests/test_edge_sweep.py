@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedge
+from fedge import toml
 from fedge.cli.app import app
+from fedge.report import read, to_target
 from fedge.runs.experiments import records
 
 FILE = """
@@ -108,11 +110,20 @@ def test_a_table_with_seconds_and_joules_fits_80_columns(tmp_path: Path, monkeyp
     done = CliRunner().invoke(
         app, ["run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "runs"), "--set", "target=0.2"]
     )
-    table = [line for line in done.output.splitlines() if "energy" in line or line.startswith(("fedavg", "FedOVA"))]
+    shown = [line for line in done.output.splitlines() if not line.startswith("no room for ")]
+    table = [line for line in shown if "energy" in line or line.startswith(("fedavg", "FedOVA"))]
     assert done.exit_code == 0, done.output
     assert any("energy" in line for line in table), done.output
     row = next(line for line in table if line.startswith("fedavg ") and len(line.split()) > 6)
-    joules = json.loads((tmp_path / "runs" / "fedavg" / "summary.json").read_text())["joules"]
-    assert f"{joules:.3g}" in row.split(), done.output
-    assert "time s" in done.output.partition("no room for ")[2].partition(":")[0]
+    reached = to_target(read(tmp_path / "runs" / "fedavg"), 0.2)
+    assert reached is not None
+    assert row.split()[-2:] == [f"{reached.virtual_seconds:.3g}", f"{reached.joules:.3g}"], done.output
+    missing = done.output.partition("no room for ")[2].partition(":")[0]
+    assert {"time s", "device s", "energy J"} <= set(missing.split(", "))
     assert max(len(line) for line in table) <= 80
+
+
+def test_a_sweep_over_policies_is_written_and_read_again() -> None:
+    """A list of words and tables: TOML has inline tables for it."""
+    values = {"edge": {"policy": {"sweep": ["none", {"name": "deadline", "seconds": 0.5}]}}}
+    assert toml.loads(toml.dump(values)) == values

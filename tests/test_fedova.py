@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 import fedge
 from fedge.core import drive
 from fedge.engine import Loopback, Simulator
+from fedge.engine.links import wire
 from fedge.loop import cohorts
 from tests.against import clients_of, cohorts_of, order_of
-from tests.cases import close, ragged, toy_data, toy_model
+from tests.cases import close, one_holder, ragged, toy_data, toy_model
 from tests.reference.fedavg import fedavg
 from tests.reference.feddane import feddane
 from tests.reference.fedova import fedova, fedova_predict
@@ -239,6 +241,115 @@ def test_a_class_whose_only_holder_fails_does_not_end_the_run() -> None:
     run = fedge.train(fedge.FedOVA(inner, classes=3), fedge.Federation(bad, lists), rounds=3)
     assert all({drop["client"] for drop in record["dropped"]} == {1} for record in run.history)
     assert torch.equal(run.params["fc1.weight"][2], dict(BINARY.named_parameters())["fc1.weight"])
+
+
+def behind() -> dict[str, fedge.Algorithm]:
+    """Algorithms that send a class more, or other work, once it has moved."""
+    model = fedge.models.mlp(6, (20,), 2, seed=1)
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 4}
+    return {
+        "next": fedge.FisherLBFGS(model, curvature="product", curvature_at="next", **settings),
+        "subspace": fedge.SubspaceNewton(model, **settings),
+    }
+
+
+@pytest.mark.parametrize("label", [0, 2])
+@pytest.mark.parametrize("name", behind())
+@pytest.mark.parametrize(("kind", "options"), [(Loopback, {}), (Simulator, {"chunk": 1}), (Simulator, {"chunk": 3})])
+def test_who_is_alone_in_its_ask_is_compared_with_those_of_the_others(kind, options, name: str, label: int) -> None:
+    """In round 1 all classes are one ask. The one whose only upload was refused is an ask of its own from then on."""
+
+    class Loud(kind):
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            for upload, _ in (one for uploads in answer.values() for one in uploads) if client == 3 else ():
+                for leaf in (leaf for part in upload.values() for leaf in part.values()):
+                    leaf.fill_(1e30)
+            return wire.encode(answer)
+
+        def received(self, jobs, uploads):
+            for upload, _ in uploads.values():
+                for leaf in (leaf for part in upload.values() for leaf in part.values()):
+                    leaf[jobs.clients == 3] = 1e30
+            return uploads
+
+    algorithm, federation = fedge.FedOVA(behind()[name], classes=3), one_holder(3, label)
+    run = fedge.train(algorithm, federation, rounds=3, link=Loud(algorithm, federation, **options))
+    dropped = [[drop for drop in record["dropped"] if drop["client"] == 3] for record in run.history]
+    assert all(drops and "over 1000 times the usual" in drops[0]["reason"] for drops in dropped)
+    assert [len(drops) for drops in dropped] == [len(record["dropped"]) for record in run.history]
+    start = dict(algorithm.model.named_parameters())
+    assert all(torch.equal(leaf[label], start[leaf_name]) for leaf_name, leaf in run.params.items())
+
+
+class Overflowing(fedge.FedAvg):
+    """Some rounds of a class end in a state that is not finite, or in none."""
+
+    how: str = "inf"
+    limit: float = 1.0
+
+    def round(self, state):
+        after = yield from super().round(state)
+        moved = max(float((after["params"][n] - leaf).abs().max()) for n, leaf in state["params"].items())
+        if moved < self.limit:
+            return after
+        if self.how == "singular":
+            raise torch.linalg.LinAlgError("the matrix is singular")
+        return {**after, "params": {name: leaf * float(self.how) for name, leaf in after["params"].items()}}
+
+
+def overflowing(how: str, limit: float) -> fedge.FedOVA:
+    inner = Overflowing(toy_model(outputs=2, dtype=torch.float32), lr=0.1, epochs=1, batch_size=4)
+    object.__setattr__(inner, "how", how)
+    object.__setattr__(inner, "limit", limit)
+    return fedge.FedOVA(inner, classes=3)
+
+
+class Far(Loopback):
+    """The holder of the last class moves it far, within what is usual."""
+
+    def client(self, client, at, ask, request):
+        answer = wire.decode(super().client(client, at, ask, request))
+        for upload, _ in answer.get(2, []) if client == 2 else []:
+            for leaf in upload["delta"].values():
+                leaf.fill_(5.0)
+        return wire.encode(answer)
+
+
+WRAPPED = {
+    "alone": lambda ova: ova,
+    "averaged": lambda ova: fedge.Averaged(ova),
+    "robust": lambda ova: fedge.Robust(ova, fedge.Mean()),
+    "calibrated": lambda ova: fedge.Calibrated(ova, every=2),
+}
+
+
+@pytest.mark.parametrize("how", ["inf", "nan", "singular"])
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_a_class_without_a_finite_state_stays_and_the_others_move_on(wrap: str, how: str) -> None:
+    federation = one_holder()
+    algorithm, plain = (WRAPPED[wrap](overflowing(how, limit)) for limit in (2.0, float("inf")))
+    run = fedge.train(algorithm, federation, rounds=3, link=Far(algorithm, federation))
+    same = fedge.train(plain, federation, rounds=3, link=Loopback(plain, federation))
+    assert [record["unchanged_classes"] for record in run.history] == [[2]] * 3
+    assert not any("skipped" in record or record["dropped"] for record in run.history)
+    for name, leaf in run.params.items():
+        assert torch.equal(leaf[:2], same.params[name][:2])
+        assert torch.equal(leaf[2], dict(plain.model.named_parameters())[name])
+    assert "unchanged_classes" not in same.history[0]
+
+
+def test_what_a_flow_notes_comes_through_noise() -> None:
+    algorithm = fedge.Private(overflowing("nan", 0.9), clip=1e6, noise=0.0, clients=5, expected=5)
+    run = fedge.train(algorithm, one_holder(), rounds=1, link=Far(algorithm, one_holder()))
+    assert run.history[0]["unchanged_classes"] == [2]
+
+
+@pytest.mark.parametrize(("how", "reason"), [("inf", "not finite"), ("singular", "the matrix is singular")])
+def test_a_round_in_which_no_class_has_a_finite_state_is_skipped(how: str, reason: str) -> None:
+    algorithm = overflowing(how, limit=0.0)
+    with pytest.raises(fedge.engine.TooFewReplies, match=f"round 5: .*{reason}"):
+        fedge.train(algorithm, one_holder(), rounds=6)
 
 
 def test_a_positive_weight_is_that_many_copies_of_the_class() -> None:

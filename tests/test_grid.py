@@ -201,6 +201,14 @@ def test_where_one_experiment_is_needed_a_sweep_is_refused(here: Path) -> None:
 # Runs
 
 
+def test_rows_are_in_the_order_of_names_with_numbers_by_their_size(tmp_path: Path) -> None:
+    names = ["fedavg-lr-0.05-seed-2", "fedavg-lr-0.05-seed-10", "fedavg-lr-0.1-seed-2", "fedprox-lr-0.05-seed-2"]
+    for name in (names[at] for at in (2, 0, 3, 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rounds.jsonl").touch()
+    assert [Path(row["folder"]).name for row in fedge.results(tmp_path)] == names
+
+
 def test_a_sweep_ends_with_a_table_a_report_and_a_tidy_table(here: Path) -> None:
     code, said = invoke("run", "steps.toml", "--json")
     assert code == 0, said
@@ -212,6 +220,10 @@ def test_a_sweep_ends_with_a_table_a_report_and_a_tidy_table(here: Path) -> None
     rows = fedge.results(folder, target=0.3)
     assert {row["label"] for row in rows} == {row["label"] for row in found["runs"]}
     assert {tuple(row) for row in rows} == {tuple(rows[0])}, "all rows have the same columns"
+    names = [Path(row["folder"]).name for row in rows]
+    for age, name in enumerate(reversed(names)):  # as if they had begun in another order
+        os.utime(folder / name / "config.toml", (age, age))
+    assert [Path(row["folder"]).name for row in fedge.results(folder)] == names
     one = next(row for row in rows if row["folder"].endswith("fedavg-lr-0.1-seed-1"))
     history = records(Path(one["folder"]))
     assert (one["algorithm.lr"], one["train.seed"], one["state"], one["rounds"]) == (0.1, 1, "done", 3)

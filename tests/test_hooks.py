@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -14,7 +15,7 @@ import fedge
 from fedge.cli.app import app
 from fedge.experiment import ExperimentError, build, compare, parse
 from fedge.experiment.sweeps import read_sweep
-from fedge.report.trackers import Tracker, open_tracker, scalars
+from fedge.report.trackers import TRACKERS, Tracker, open_tracker, scalars
 from fedge.runs.experiments import is_finished
 from fedge.sweep import Entry
 
@@ -222,6 +223,74 @@ def test_a_tracker_of_your_own_is_one_method() -> None:
     assert set(values) == {"test/accuracy", "test/loss", "test/top2", "bytes/up", "bytes/down", "seconds", "dropped"}
 
 
+class Away(Kept):
+    """A tool whose server goes away after the first round."""
+
+    def write(self, step: int, values) -> None:  # type: ignore[no-untyped-def]
+        if step > 1:
+            raise ConnectionError("no route\x1b[2J to host")
+        super().write(step, values)
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    with Away() as tracker:
+        run = train(4, on_round=tracker.log)
+    assert run.rounds == 4
+    assert [step for step, _ in tracker.seen] == [1], "it is not asked again, nor closed"
+    assert [one.getMessage() for one in caplog.records if one.name == "fedge"] == [
+        "Away gets no more rounds, the run goes on: ConnectionError: no route [2J to host"
+    ]
+
+
+def test_a_tracker_that_cannot_be_closed_does_not_spoil_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Kept):
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    with Stuck() as tracker:
+        assert train(2, on_round=tracker.log).rounds == 2
+    assert "Stuck gets no more rounds, the run goes on: OSError: disk full" in caplog.text
+
+
+TWO = """
+name = "two"
+data = {name = "digits"}
+partition = {kind = "iid", clients = 4}
+model = {name = "logistic"}
+algorithm = [{name = "fedavg"}, {name = "fedprox"}]
+train = {rounds = 3, cohort = 2}
+"""
+
+
+def test_a_tool_that_is_away_from_the_start_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later than that, whoever began goes on."""
+    opened: list[str] = []
+
+    def away(folder: Path, title: str, config: object) -> Tracker:
+        if title in refused:
+            raise ConnectionError("nobody listens")
+        opened.append(title)
+        return Away()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(TRACKERS, "tensorboard", away)
+    (tmp_path / "two.toml").write_text(TWO)
+    words = ["run", "two.toml", "--tensorboard", "--no-report", "--out"]
+    refused = {"fedavg", "fedprox"}
+    found = CliRunner().invoke(app, [*words, "a"])
+    said = "Error: cannot log to tensorboard, ConnectionError: nobody listens: see that it can be reached, or leave it"
+    assert (found.exit_code, said in found.output) == (2, True), found.output
+    assert not list(tmp_path.glob("a/*/rounds.jsonl"))
+    refused = {"fedprox"}
+    found = CliRunner().invoke(app, [*words, "b"])
+    assert found.exit_code == 0, found.output
+    assert [len(one.read_text().splitlines()) for one in tmp_path.glob("b/*/rounds.jsonl")] == [3, 3]
+    assert opened == ["fedavg"]
+    assert "fedprox is not logged, the run goes on: cannot log to tensorboard" in caplog.text
+
+
 def test_numbers_that_are_not_finite_are_left_out() -> None:
     assert scalars({"round": 1, "test_loss": float("nan"), "test_accuracy": 0.5}) == {
         "test/accuracy": 0.5,
@@ -289,3 +358,20 @@ def test_a_metric_that_no_record_has_is_refused(until: object) -> None:
     with pytest.raises(ValueError, match=r"metric is 'accuracy' \(did you mean 'test_accuracy'\?\), the record has"):
         until([{"round": 1, "test_loss": 1.0, "test_accuracy": 0.5}])  # type: ignore[operator]
     assert until([{"round": 1}]) == ""  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("ask", [fedge.Reached(0.9, "cohort"), fedge.Plateau(3, "cohort"), fedge.Best("cohort")])
+def test_a_field_that_is_no_number_is_no_metric(ask: Any) -> None:
+    record = {"round": 1, "cohort": [1, 2], "test_loss": 1.0, "test_accuracy": 0.5}
+    with pytest.raises(ValueError, match="metric is 'cohort', which is a list in the record: name a number, such as"):
+        ask.value(record) if isinstance(ask, fedge.Best) else ask([record])
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [("chunk=0", "chunk is 0"), ("workers=-1", "workers is -1"), ('precision="bf16"', "precision is 'bf16'")],
+)
+def test_an_engine_that_cannot_be_is_said_in_one_line(setting: str, told: str, tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path / "a"), "--set", "train.device=cpu", "--set", f"train.{setting}", "--no-report"]
+    found = CliRunner().invoke(app, ["run", *words])
+    assert (found.exit_code, told in found.stderr, found.stderr.count("\n")) == (2, True, 1), found.stderr

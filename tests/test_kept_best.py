@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -238,3 +241,76 @@ def test_a_loaded_run_knows_why_it_ended(tmp_path: Path) -> None:
     assert run.ended == "enough" == fedge.load_run(tmp_path / "run", ALGORITHM).ended
     train(2, out=tmp_path / "all")
     assert fedge.load_run(tmp_path / "all", ALGORITHM).ended == ""
+
+
+CURVE = (0.2, 0.5, 0.4, 0.3, 0.9, 0.1)
+
+
+def following(history: Any = CURVE) -> fedge.Observe:
+    """The metric goes up and down, and the loss goes its own way."""
+    calls = itertools.count()
+    metrics = {"wave": lambda scores, labels: history[next(calls)]}
+    return fedge.Observe(keep=fedge.Best("test_wave"), metrics=metrics, checkpoint_every=3)
+
+
+def test_a_best_round_that_no_checkpoint_has_does_not_replace_the_one_that_it_has(tmp_path: Path) -> None:
+    def dies(record: Any) -> None:
+        if record["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(6, out=tmp_path / "a", observe=following(), on_round=dies)  # its checkpoint is of round 3
+    assert fedge.load_run(tmp_path / "a", ALGORITHM, best=True).rounds == 2
+    run = train(4, out=tmp_path / "a", observe=following(CURVE[3:]), resume=True)
+    assert (run.kept.round, run.kept.value) == (2, 0.5)
+    assert fedge.load_run(tmp_path / "a", ALGORITHM, best=True).rounds == 2
+    assert train(6, out=tmp_path / "a", observe=following(CURVE[4:]), resume=True).kept.round == 5
+
+
+@pytest.mark.parametrize("moment", ["checkpoint.pt", "best.pt"])
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_best_round_of_it(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(3, out=tmp_path / "a", observe=following())
+    replace = os.replace
+
+    def dies(old: Any, new: Any, **more: Any) -> None:
+        if Path(new).name == moment:
+            raise KeyboardInterrupt
+        replace(old, new, **more)
+
+    monkeypatch.setattr("os.replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(6, out=tmp_path / "a", observe=following(CURVE[3:]), resume=True)
+    monkeypatch.undo()
+    at = 3 if moment == "checkpoint.pt" else 6
+    run = train(6, out=tmp_path / "a", observe=following(CURVE[at:]), resume=True)
+    assert (run.kept.round, run.kept.value) == (5, 0.9)
+    assert fedge.load_run(tmp_path / "a", ALGORITHM, best=True).rounds == 5
+    assert not (tmp_path / "a" / "next_best.pt").exists()
+
+
+def test_another_metric_is_read_from_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(3, out=tmp_path / "a", observe=following())
+    assert checkpoint.load(tmp_path / "a" / "best.pt")["metric"] == "test_wave"
+    run = train(3, out=tmp_path / "a", observe=fedge.Observe(keep=fedge.Best("test_loss")), resume=True)
+    losses = [record["test_loss"] for record in run.history]
+    assert losses.index(min(losses)) == 2
+    assert (run.kept.round, run.kept.value) == (2, -losses[1])
+    assert "round 3 is the best so far by what counts now, but its model was not kept: best.pt is that of round 2" in (
+        caplog.text
+    )
+    assert train(6, out=tmp_path / "a", observe=fedge.Observe(keep="best"), resume=True).kept.round > 3
+
+
+def test_the_best_round_of_another_run_is_refused(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(2, out=tmp_path / str(seed), seed=seed, observe=fedge.Observe(keep="best", checkpoint_every=1))
+    shutil.copy(tmp_path / "1" / "best.pt", tmp_path / "0" / "best.pt")
+    with pytest.raises(
+        RunFolderError, match=r"best.pt is of another run, with train.seed = 1, here it is 0: remove it"
+    ):
+        train(3, out=tmp_path / "0", observe=fedge.Observe(keep="best"), resume=True)
+    (tmp_path / "0" / "best.pt").write_bytes(b"PK")
+    with pytest.raises(RunFolderError, match=r"best.pt is damaged \(.*\): remove it"):
+        train(3, out=tmp_path / "0", observe=fedge.Observe(keep="best"), resume=True)

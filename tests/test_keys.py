@@ -45,6 +45,13 @@ def test_choose_is_uniform_on_both_of_its_paths() -> None:
         assert (hits - expected).abs().max() < 5 * expected**0.5
 
 
+@given(words, st.integers(1, 60))
+def test_choosing_most_takes_those_with_the_smallest_keys(key: int, population: int) -> None:
+    count = population // 2 + 1
+    by_key = sorted(range(population), key=lambda one: fold(key, one))
+    assert choose(key, population, count).tolist() == sorted(by_key[:count])
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_keep_mask_keeps_the_right_share(p: float) -> None:
     mask = keep_mask(torch.tensor(3), torch.Size([100, 200]), p, torch.device("cpu"))

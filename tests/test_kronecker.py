@@ -10,7 +10,7 @@ from torch import nn
 
 import fedge
 from fedge.algorithms.kronecker import root
-from fedge.runs.folder import first_difference
+from fedge.runs.differences import first_difference
 from fedge.sweep.entries import as_before
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, generator, ragged, toy_data, toy_model

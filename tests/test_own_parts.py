@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedge
 from fedge.cli.app import app
-from fedge.experiment import ExperimentError, build, compare, load, load_federation, plan
+from fedge.experiment import ExperimentError, build, compare, load, load_federation, own, plan
 from fedge.experiment.planning import load_sweep, stored_sweep
 from fedge.runs.folder import RunFolderError
 from fedge.sweep import run_sweep
@@ -263,8 +265,6 @@ def test_a_file_that_fails_names_its_line(file: Path) -> None:
 
 
 def test_the_folder_names_the_file_and_its_checksum(file: Path, tmp_path: Path) -> None:
-    import hashlib
-
     compare(load(file), tmp_path / "out")
     for stored in (tmp_path / "out" / "experiment.toml", tmp_path / "out" / "half" / "config.toml"):
         text = stored.read_text()
@@ -273,12 +273,23 @@ def test_the_folder_names_the_file_and_its_checksum(file: Path, tmp_path: Path) 
         assert 'name = "mine.py:Net"' in text
 
 
-def test_resume_needs_the_same_code(file: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, it makes this process forget what it has run, as another process would not know it."""
+    return lambda: monkeypatch.setattr(own, "_MODULES", {})
+
+
+def the_copy(out: Path) -> Path:
+    return out / f"mine-{hashlib.sha256(MINE.encode()).hexdigest()[:12]}.py"
+
+
+def test_resume_needs_the_same_code(file: Path, tmp_path: Path, fresh: Callable[[], None]) -> None:
     """From the folder alone it is refused before anything is run, and with the file named too; restored it goes on."""
     out, mine = tmp_path / "out", file.with_name("mine.py")
     compare(load(file), out)
     mine.write_text(MINE + "\n# changed\n")
     mine.with_name("log").write_text("")
+    fresh()
     with pytest.raises(ExperimentError, match=r"mine.py has changed since .* restore the file, or start another run"):
         plan(None, ["train.rounds=5"], out, resume=True)
     assert mine.with_name("log").read_text() == ""
@@ -293,12 +304,130 @@ def test_resume_needs_the_same_code(file: Path, tmp_path: Path) -> None:
     assert all(torch.equal(leaf, whole.run.params[name]) for name, leaf in one.run.params.items())
 
 
-def test_files_may_move_between_two_sittings(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_run_goes_on_with_the_copy_if_asked(
+    file: Path, tmp_path: Path, fresh: Callable[[], None], gone: bool
+) -> None:
+    out, mine = tmp_path / "out", file.with_name("mine.py")
+    compare(load(file), out)
+    assert the_copy(out).read_text() == MINE
+    mine.unlink() if gone else mine.write_text("raise SystemExit\n")
+    fresh()
+    with pytest.raises(
+        ExperimentError, match=r"mine-\w+.py is a copy, which `fedge run --resume .* --run-code` goes on"
+    ):
+        plan(None, ["train.rounds=5"], out, resume=True)
+    job = plan(None, ["train.rounds=5"], out, resume=True, run_code=True)
+    (one,) = compare(job.experiment, out, resume=True)
+    mine.write_text(MINE)
+    (whole,) = compare(load(file, ["train.rounds=5"]), tmp_path / "whole")
+    assert one.run is not None
+    assert whole.run is not None
+    assert all(torch.equal(leaf, whole.run.params[name]) for name, leaf in one.run.params.items())
+
+
+def test_a_sweep_goes_on_with_the_copy_in_several_processes(file: Path, tmp_path: Path) -> None:
+    """What the file finds beside itself is still found: the copy runs in the place of the file."""
+    beside = tmp_path / "beside.py"
+    beside.write_text("WIDTH = 8\n")
+    mine = file.with_name("mine.py")
+    mine.write_text(MINE + "\nfrom beside import WIDTH\nassert Path(__file__).with_name('beside.py').is_file()\n")
+    first = fedge_command("run", str(file), "--set", "train.seeds=[0, 1]", "--out", "out", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    mine.write_text("raise SystemExit\n")
+    words = ["run", "--resume", "--out", "out", "--set", "train.seeds=[0, 1, 2]", "--jobs", "2"]
+    refused = fedge_command(*words, cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "has changed since" in refused.stderr
+    done = fedge_command(*words, "--run-code", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["state"] for row in fedge.results(tmp_path / "out")] == ["done"] * 3
+
+
+def test_only_a_folder_has_copies_to_run(file: Path, tmp_path: Path) -> None:
+    for words in ({"resume": False}, {"resume": True}, {"resume": True, "out": tmp_path, "file": file}):
+        with pytest.raises(ExperimentError, match="--run-code is for the copies in a folder of runs: use it with"):
+            plan(**words, run_code=True)  # type: ignore[arg-type]
+
+
+def test_a_copy_that_was_changed_is_not_run(file: Path, tmp_path: Path, fresh: Callable[[], None]) -> None:
+    (one,) = compare(load(file), tmp_path / "out")
+    file.with_name("mine.py").write_text(MINE + "# changed")
+    the_copy(tmp_path / "out").write_text(MINE + "# also")
+    fresh()
+    with pytest.raises(RunFolderError, match=r"has changed since .* or start another run; or give it .*load_run"):
+        fedge.load_run(one.folder, run_code=True)
+
+
+EVIL = MINE + "\nPath(__file__).with_name('evil').touch()\n"
+
+
+def checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def forge(run: Path) -> list[Path]:
+    """Put EVIL's checksum for MINE's into the files of a run and of its folder of runs; returns these files."""
+    files = [run.parent / "experiment.toml", run / "config.toml"]
+    for stored in files:
+        stored.write_text(stored.read_text().replace(checksum(MINE), checksum(EVIL)))
+    return files
+
+
+def test_a_folder_that_somebody_made_runs_no_copy_unasked(
+    file: Path, tmp_path: Path, fresh: Callable[[], None]
+) -> None:
+    """A table [code] with the place of a file of the user's, and the checksum of a copy that is somebody else's."""
+    out = tmp_path / "out"
+    (one,) = compare(load(file), out)
+    forge(one.folder)
+    (out / f"mine-{checksum(EVIL)[:12]}.py").write_text(EVIL)
+    fresh()
+    with pytest.raises(RunFolderError, match="none is run unasked"):
+        fedge.load_run(one.folder)
+    with pytest.raises(ExperimentError, match=r"mine.py has changed since"):
+        plan(None, [], out, resume=True)
+    for words in (["report", "out"], ["sweep", "show", "out"], ["run", "--resume", "--out", "out"]):
+        fedge_command(*words, cwd=tmp_path)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_folder_that_somebody_made_runs_no_file_in_it_unasked(
+    file: Path, tmp_path: Path, fresh: Callable[[], None]
+) -> None:
+    """A table [code] whose path leads into the folder itself, with the right checksum."""
+    out = tmp_path / "out"
+    (one,) = compare(load(file), out)
+    for stored in forge(one.folder):
+        text = stored.read_text().replace(str(file.with_name("mine.py")), "evil.py")
+        assert '"evil.py"' in text
+        stored.write_text(text)
+        stored.with_name("evil.py").write_text(EVIL)
+    fresh()
+    with pytest.raises(ExperimentError, match=r"evil.py lies in the folder of the run.*--run-code"):
+        plan(None, ["train.rounds=5"], out, resume=True)
+    fedge_command("run", "--resume", "--out", "out", cwd=tmp_path)
+    assert not list(tmp_path.rglob("evil"))
+    fresh()
+    plan(None, ["train.rounds=5"], out, resume=True, run_code=True)
+    assert list(tmp_path.rglob("evil"))
+
+
+def test_a_run_that_is_at_work_keeps_the_code_that_it_began_with(file: Path, tmp_path: Path) -> None:
+    experiment = load(file)
+    file.with_name("mine.py").write_text("raise SystemExit\n")
+    (one,) = compare(experiment, tmp_path / "out")
+    assert one.run is not None
+    assert the_copy(tmp_path / "out").read_text() == MINE
+
+
+def test_files_may_move_before_a_run_goes_on(file: Path, tmp_path: Path, fresh: Callable[[], None]) -> None:
     out, new = tmp_path / "out", tmp_path / "elsewhere"
     compare(load(file), out)
     new.mkdir()
     for name in ("mine.py", "exp.toml"):
         (tmp_path / name).rename(new / name)
+    fresh()
     with pytest.raises(ExperimentError, match=r"cannot read .*mine.py"):
         plan(None, [], out, resume=True)
     job = plan(new / "exp.toml", ["train.rounds=4"], out, resume=True)
@@ -336,7 +465,7 @@ def test_looking_at_a_folder_runs_nothing(file: Path, tmp_path: Path) -> None:
     assert {*torch.load(tmp_path / "model.pt", weights_only=True)} == {"a.weight", "a.bias", "b.weight", "b.bias"}
 
 
-def test_load_run(file: Path, tmp_path: Path) -> None:
+def test_load_run(file: Path, tmp_path: Path, fresh: Callable[[], None]) -> None:
     (one,) = compare(load(file), tmp_path / "out")
     with pytest.raises(RunFolderError, match=r"none is run unasked: allow it"):
         fedge.load_run(one.folder)
@@ -346,7 +475,11 @@ def test_load_run(file: Path, tmp_path: Path) -> None:
     assert torch.equal(fedge.load_run(one.folder, run_code=True).scores(x), expected)
     given = type(one.run.algorithm)(one.run.algorithm.model, lr=0.1)
     assert torch.equal(fedge.load_run(one.folder, given).scores(x), expected)
-    file.with_name("mine.py").write_text(MINE + "# changed")
+    file.with_name("mine.py").write_text("raise SystemExit\n")
+    fresh()
+    assert torch.equal(fedge.load_run(one.folder, run_code=True).scores(x), expected), "of the copy"
+    the_copy(tmp_path / "out").unlink()
+    fresh()
     with pytest.raises(RunFolderError, match=r"has changed since .* or give it .*load_run\('.*/half', algorithm\)"):
         fedge.load_run(one.folder, run_code=True)
     assert torch.equal(fedge.load_run(one.folder, given).scores(x), expected)

@@ -17,7 +17,7 @@ import fedge
 from fedge import secret, tree
 from fedge.algorithms import accounting
 from fedge.core import At
-from fedge.engine import Loopback, Simulator
+from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
 from fedge.loop import cohorts
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
@@ -348,6 +348,24 @@ def test_a_cohort_of_nobody_is_noise_alone(make, link) -> None:
     moved = tree.sub(runs[0].params, runs[1].params)
     assert all(bool((leaf != 0).all()) for leaf in moved.values())  # every class of FedOVA, too
     assert runs[0].history[-1]["epsilon"] > runs[1].history[-1]["epsilon"]
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+@pytest.mark.parametrize("private", [True, False])
+def test_a_cohort_that_is_drawn_too_small_is_skipped_or_noise_alone(private: bool, link) -> None:
+    federation, draw = ragged(toy_data()), cohorts(CLIENTS, 3, "poisson")
+    algorithm = noisy(fedavg(), 0.3, expected=3, held=0.5) if private else fedavg()
+    options = {"rounds": 12, "cohort": 3, "sampling": "poisson"}
+    run = fedge.train(algorithm, federation, **options, link=link(algorithm, federation, min_replies=3))
+    drawn = [len(draw(At(0, round, 0))) for round in range(1, 13)]
+    assert 0 < min(drawn) < 3
+    assert [record["up_bytes"] > 0 for record in run.history] == [count >= 3 for count in drawn]
+    told = [record["skipped"] for record in run.history if "skipped" in record]
+    few = "{} clients were drawn, 3 have to answer: raise cohort or lower min_replies"
+    assert told == ([] if private else [few.format(count) for count in drawn if count < 3])
+    all_of_them = link(algorithm, federation, min_replies=CLIENTS)
+    with pytest.raises(TooFewReplies, match=rf"round \d+: \d clients were drawn, {CLIENTS} have to answer"):
+        fedge.train(algorithm, federation, **options, link=all_of_them)
 
 
 def test_without_privacy_a_cohort_of_nobody_skips_the_round() -> None:

@@ -15,7 +15,7 @@ from fedge.core import Range
 from fedge.engine import Loopback, TooFewReplies
 from fedge.engine.links import wire
 from fedge.engine.uploads.sizes import Usual
-from tests.cases import algorithms, first_order, ragged, second_order, toy_data, wide
+from tests.cases import algorithms, first_order, one_holder, ragged, second_order, toy_data, toy_model, wide
 
 LIAR = 2
 
@@ -34,8 +34,14 @@ class Liar(Loopback):
         return wire.encode(answer)
 
 
-def trained(algorithm: Any, part: str, lie: Callable[[str, Tensor, int], Tensor], **options: Any) -> fedge.Run:
-    federation = ragged(toy_data())
+def trained(
+    algorithm: Any,
+    part: str,
+    lie: Callable[[str, Tensor, int], Tensor],
+    federation: fedge.Federation | None = None,
+    **options: Any,
+) -> fedge.Run:
+    federation = ragged(toy_data()) if federation is None else federation
     link = Liar(algorithm, federation)
     link.part, link.lie = part, lie
     return fedge.train(algorithm, federation, **({"rounds": 4, "seed": 0, "link": link} | options))
@@ -55,7 +61,11 @@ CASES = {
     "less than nobody, by class": ("fedova_scaffold", "presence", lambda _, leaf, t: torch.full_like(leaf, -2.0 - t)),
     "a negative sum of weights": ("scaffold_weighted", "presence", only("inverse", -0.9)),
     "steps backwards": ("fednova", "steps", only("sum", -900.0)),
-    "a path of no length": ("fedcm", "length", only("sum", -114.0)),
+    "a path backwards": ("fedcm", "length", only("sum", -114.0)),
+    "a path of no length": ("fedcm", "length", only("sum", 0.0)),
+    "half a step": ("fedcm", "length", only("sum", 0.04)),
+    "an infinite sum of weights": ("scaffold_weighted", "presence", only("inverse", 0.0)),
+    "a sum of weights beyond all numbers": ("scaffold_weighted", "presence", only("inverse", 1e-17)),
     "negative squares": ("lbfgs_precondition", "diagonal", lambda _, leaf, t: torch.full_like(leaf, -3.375)),
     "fewer than no holders": ("shared_ova", "holders", only("labels", -3.0)),
     "a trace of a holder": ("shared_ova", "holders", only("labels", 1e-9)),
@@ -76,18 +86,55 @@ def test_a_number_that_no_client_can_have_costs_its_client_alone(case: str) -> N
     assert not any("skipped" in record for record in run.history)
 
 
-@pytest.mark.parametrize("name", ["scaffold_counted", "fedcm", "shared_ova", "lbfgs", "fedper", "calibrated_fedavg"])
+def in_single(kind: Any, **settings: Any) -> Any:
+    return kind(toy_model(outputs=2, dtype=torch.float32), lr=0.1, epochs=1, batch_size=4, **settings)
+
+
+DIVISORS = {
+    "a path of no length": (lambda: in_single(fedge.FedCM), "length", "sum"),
+    "a path of no length, shrinking": (lambda: in_single(fedge.FedCM, lr_decay=0.9), "length", "sum"),
+    "an infinite sum of weights": (lambda: in_single(fedge.SCAFFOLD, weighted=True), "presence", "inverse"),
+}
+
+
+@pytest.mark.parametrize("case", DIVISORS)
+@pytest.mark.parametrize("value", [0.0, 1e-44, 1e-39])
+def test_what_the_server_divides_by_is_above_zero(case: str, value: float) -> None:
+    """Of a class that the liar alone holds, no other client's number makes the mean larger."""
+    make, part, name = DIVISORS[case]
+    algorithm = fedge.FedOVA(make(), classes=3, weighted=True)
+    run = trained(algorithm, part, only(name, value), federation=one_holder(LIAR))
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert {drop["client"] for drop in dropped} == {LIAR}
+    assert all(f"'{part}/{name}' has {torch.tensor(value):g}, it must be from " in drop["reason"] for drop in dropped)
+    assert not any("skipped" in record for record in run.history)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaffold_counted",
+        "fedcm",
+        "fedcm_decay",
+        "scaffold_weighted",
+        "shared_ova",
+        "lbfgs",
+        "fedper",
+        "calibrated_fedavg",
+    ],
+)
 def test_nobody_honest_is_outside(name: str) -> None:
-    algorithm = algorithms()[name]
+    algorithm = {**algorithms(), **first_order()}[name]
     run = trained(algorithm, "", lambda _, leaf, t: leaf)
     assert all(record["dropped"] == [] for record in run.history)
 
 
 def test_parts_that_a_codec_or_a_clip_changed_are_not_looked_at_as_they_were() -> None:
-    """Error feedback may turn a small square negative, and a clip makes a fraction of a whole number."""
+    """Error feedback may turn a small square negative, and a clip makes a fraction of any number."""
     for algorithm in (
         fedge.Compressed(fedge.FisherLBFGS(wide().model, epochs=1, batch_size=4, memory=2), fedge.Quantise(2)),
         fedge.Private(first_order()["shared_ova"], clip=0.5, noise=0.1, clients=7, expected=5, on_client=True),
+        fedge.Private(first_order()["fedcm"], clip=0.01, noise=0.1, clients=7, expected=5, on_client=True),
     ):
         private = {"sampling": "poisson", "cohort": 5} if isinstance(algorithm, fedge.Private) else {}
         run = trained(algorithm, "", lambda _, leaf, t: leaf, **private)

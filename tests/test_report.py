@@ -25,6 +25,7 @@ from fedge.report import (
     default_target,
     read,
     read_all,
+    series,
     style,
     to_target,
     write_report,
@@ -35,6 +36,7 @@ from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.series import elapsed, megabytes, running_mean
 from fedge.report.style import _columns
 from fedge.report.summary import number
+from fedge.runs.experiments import failure, is_finished
 
 CONFIG = """[data]
 name = "digits"
@@ -179,6 +181,18 @@ def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
         read(path.parent)
 
 
+def test_a_round_that_is_no_number_is_known_by_its_place(tmp_path: Path) -> None:
+    records = [{"round": one, "test_accuracy": 0.5} for one in (1, "x", 3)]
+    run = read(bare_run(tmp_path / "run", records))
+    assert [series._round(run, at) for at in range(3)] == [1, 2, 3]
+
+
+def test_a_summary_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("[" * 100_000)
+    (tmp_path / "failure.json").write_text("[" * 100_000)
+    assert (is_finished(tmp_path, 1), failure(tmp_path)) == (False, None)
+
+
 def test_a_missing_folder_and_a_foreign_one_are_named(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"nowhere is not a folder: expected a run folder that holds rounds\.jsonl"):
         read(tmp_path / "nowhere")
@@ -210,6 +224,19 @@ def test_labels_are_the_algorithms_where_those_differ(tmp_path: Path) -> None:
 def test_equal_algorithms_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / f"run{lr}", lr=lr) for lr in (0.1, 0.2)]
     assert [run.label for run in read_all(paths)] == ["FedAvg (lr=0.1)", "FedAvg (lr=0.2)"]
+
+
+def test_policies_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    policies = ['"none"', '{name = "deadline", seconds = 0.12}', '{name = "first_of", count = 15}']
+    paths = [write_run(tmp_path / f"run{at}") for at in range(3)]
+    for path, policy in zip(paths, policies, strict=True):
+        config = path / "config.toml"
+        config.write_text(config.read_text() + f"\n[edge]\npolicy = {policy}\n")
+    labels = [run.label for run in read_all(paths)]
+    told = ["none", "deadline(seconds=0.12)", "first_of(count=15)"]
+    assert labels == [f"FedAvg (policy={one})" for one in told]
+    two = ["FedAvg (policy=none)", "FedAvg (policy=deadline)"]
+    assert [run.label for run in read_all(paths[:2])] == two
 
 
 @pytest.mark.parametrize(("held", "label"), [((), "test "), ((0,), "validation or test "), ((0, 1), "validation ")])

@@ -18,12 +18,13 @@ from fedge.report.filters import Filters
 from fedge.report.groups import band, spread
 from fedge.report.heatmap import class_accuracy
 from fedge.report.series import curve, elapsed
-from fedge.report.style import BEST, MOST_LINES, looks
+from fedge.report.style import BEST, MOST_LINES, PALETTE, looks
 from fedge.report.summary import cell, columns, summary_rows
 
 from .test_report import EVIL, Page, write_run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+GREY = PALETTE[-1]
 
 
 def seeded(
@@ -139,6 +140,7 @@ def test_of_many_only_the_best_have_a_colour(tmp_path: Path) -> None:
     coloured = [group for group, look in zip(groups, looks(groups), strict=True) if look.coloured]
     scores = sorted((run.summary["final_accuracy"] for run in runs), reverse=True)
     assert sorted((group.runs[0].summary["final_accuracy"] for group in coloured), reverse=True) == scores[:BEST]
+    assert GREY not in {look.colour for look in looks(groups) if look.coloured}, "the others are grey"
     texts = [text.get_text() for text in accuracy(runs).legends[0].get_texts()]
     assert len(texts) == BEST + 1
     assert texts[-1] == f"{len(rates) - BEST} others"

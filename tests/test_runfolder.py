@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 import fedge
 from fedge import toml
 from fedge.runs import atomic, checkpoint, experiments
-from fedge.runs.folder import RunFolder, RunFolderError, first_difference
+from fedge.runs.differences import first_difference
+from fedge.runs.folder import RunFolder, RunFolderError
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data
 
 ALL = pytest.mark.all_cases

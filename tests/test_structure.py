@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,20 @@ def test_everything_that_contributing_names_exists() -> None:
     known = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert {"test-all", "test-deploy", "drill", "test-data"} <= targets & known
     assert {word for word in targets if word.startswith(("test", "check", "drill"))} <= known
+
+
+def test_a_first_run_does_not_wait_for_the_development_tools() -> None:
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    does = {
+        target: subprocess.run(
+            ["make", "--dry-run", "--always-make", target], cwd=ROOT.parent, capture_output=True, text=True, check=True
+        ).stdout
+        for target in ("run", "test")
+    }
+    assert "-e '.[cli,report]'" in does["run"]
+    assert "[dev]" not in does["run"]
+    assert "-e '.[dev]'" in does["test"]
 
 
 def test_the_core_needs_torch_and_numpy_alone() -> None:

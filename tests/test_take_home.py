@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from typer.testing import CliRunner
 
 import fedge
 from fedge.cli.app import app
+from fedge.experiment import compare, parse
 from fedge.runs import export
+from fedge.runs.folder import RunFolderError
 
 DIGITS = fedge.data.load("digits")
 X = DIGITS.test_x[:50]
@@ -121,6 +125,114 @@ def test_a_program_without_fedge_gets_the_same_scores(name: str, suffix: str, tm
     subprocess.run([sys.executable, "-c", PLAIN, *words], check=True, cwd=tmp_path)
     got = torch.from_numpy(np.load(tmp_path / "scores.npy"))
     torch.testing.assert_close(got, run.scores(X), rtol=1e-4, atol=1e-4)
+
+
+def words() -> fedge.data.Data:
+    names = np.array(["Äpfel", "pears"])
+    y = (DIGITS.train_y % 2).numpy(), (DIGITS.test_y % 2).numpy()
+    return fedge.data.from_arrays(DIGITS.train_x, names[y[0]], DIGITS.test_x, names[y[1]])
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """What a file says beside its tensors, read as other programs do."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    if path.suffix == ".onnx":
+        import onnx
+
+        return {one.key: one.value for one in onnx.load(path).metadata_props}
+    found = {"classes": ""}
+    torch.export.load(path, extra_files=found)
+    return found
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".safetensors"])
+def test_the_file_names_the_classes(suffix: str, tmp_path: Path) -> None:
+    data = words()
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=4))
+    run = fedge.train(fedavg(2), federation, rounds=1, out=tmp_path / "run")
+    again = fedge.load_run(tmp_path / "run", fedavg(2))
+    assert run.classes == again.classes == tuple(sorted(["pears", "Äpfel"]))
+    for one in (run, again):
+        assert json.loads(metadata(one.save(tmp_path / f"model{suffix}"))["classes"]) == list(run.classes)
+
+
+def test_numbers_that_are_labels_are_names_and_a_regression_has_none(tmp_path: Path) -> None:
+    y = DIGITS.train_y[:60] % 3 + 5
+    data = fedge.data.from_arrays(DIGITS.train_x[:60], y, DIGITS.train_x[:60], y)
+    run = fedge.train(fedavg(3), fedge.Federation(data, [range(60)]), rounds=1)
+    assert run.classes == ("5", "6", "7")
+    numbers = fedge.data.from_arrays(DIGITS.train_x[:60], y / 7, DIGITS.train_x[:60], y / 7)
+    other = fedge.train(
+        fedge.FedAvg(fedge.models.mlp(outputs=1), loss=fedge.losses.mse),
+        fedge.Federation(numbers, [range(60)]),
+        rounds=1,
+    )
+    assert other.classes == ()
+    assert "classes" not in metadata(other.save(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((3, 63)), r"x has examples of shape \[63\] .*, the model was trained on .*\[1, 8, 8\] .*: bring x"),
+        (np.zeros((0, 64)), "x has 0 examples, at least 1 is needed"),
+        (3.0, r"x is a single number, expected \[N, ...\]"),
+        (np.array([["a"]], dtype=object), "x cannot be read as an array of numbers"),
+        ({"image": np.zeros((1, 64))}, "x cannot be read as an array of numbers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_predicted_is_said_in_one_line(x: object, message: str) -> None:
+    run = trained(fedavg())
+    with pytest.raises(ValueError, match=message) as error:
+        run.predict(x)
+    assert "\n" not in str(error.value)
+
+
+def test_an_axis_too_many_is_no_silent_nonsense() -> None:
+    flat = fedge.data.Data(
+        DIGITS.train_x.flatten(1), DIGITS.train_y, DIGITS.test_x.flatten(1), DIGITS.test_y, DIGITS.classes
+    )
+    run = fedge.train(fedge.FedAvg(nn.Linear(64, 10)), fedge.Federation(flat, [range(100)]), rounds=1)
+    with pytest.raises(ValueError, match=r"x has examples of shape \[1, 64\]"):
+        run.predict(flat.test_x[:, None])
+    with pytest.raises(
+        ValueError, match=r"x is a single example of shape \[64\] .*, expected \[N, ...\]: give x\[None\]"
+    ):
+        run.predict(flat.test_x[0])
+
+
+def test_shapes_that_the_model_takes_are_taken() -> None:
+    run = trained(fedavg())
+    assert torch.equal(run.predict(X.reshape(-1, 64)), run.predict(X.numpy().astype("float64")))  # type: ignore[arg-type]
+
+
+def test_several_inputs_are_compared_too() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(64, 10)
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.cat([left, right], 1))
+
+    def cut(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"left": x.flatten(1)[:, :32], "right": x.flatten(1)[:, 32:]}
+
+    data = fedge.data.Data(cut(DIGITS.train_x), DIGITS.train_y, cut(DIGITS.test_x), DIGITS.test_y, 10)
+    run = fedge.train(fedge.FedAvg(Two(), epochs=1), fedge.Federation(data, [range(100), range(100, 200)]), rounds=1)
+    expected = run.predict(cut(X))
+    assert torch.equal(run.predict(dict(reversed(cut(X).items()))), expected)  # type: ignore[arg-type]
+    for x, message in (
+        (X, r"x is a Tensor, .* give a dict with \['left', 'right'\]"),
+        ({"left": X}, r"x has \['left'\], the model was trained on \['left', 'right'\]"),
+        ({"left": X, "right": X}, r"x has examples of 'left' of shape \[1, 8, 8\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run.predict(x)
 
 
 def test_a_convolution_for_any_number_of_examples(tmp_path: Path) -> None:
@@ -264,3 +376,42 @@ def test_regression(tmp_path: Path) -> None:
     run = fedge.train(fedge.FedAvg(nn.Linear(4, 1), loss=loss, lr=0.01), federation, rounds=2, out=tmp_path / "r")
     again = fedge.load_run(tmp_path / "r", fedge.FedAvg(nn.Linear(4, 1), loss=loss, lr=0.01))
     assert torch.equal(again.scores(x), run.scores(x))
+
+
+DAMAGES: list[tuple[str, Callable[[bytes], bytes], str]] = [
+    ("clients.json", lambda raw: raw[:-1], "clients.json is missing or damaged"),
+    ("clients.json", lambda raw: b"{}", "clients.json is missing or damaged"),
+    ("config.toml", lambda raw: b"\xff", "config.toml is missing or damaged"),
+    ("config.toml", lambda raw: raw.replace(b'"logistic"', b'"mlp"'), "config.toml has model.name = 'mlp'"),
+    ("ledger.jsonl", lambda raw: b"{}\n" + raw, "line 1 of ledger.jsonl is not what was written there"),
+    ("rounds.jsonl", lambda raw: raw.replace(b'"round": 2', b'"round": 9'), "line 2 of rounds.jsonl is not what"),
+    ("checkpoint.pt", lambda raw: raw[:-9], "checkpoint.pt"),
+]
+
+
+def logistic(folder: Path, **more: Any) -> Path:
+    table = {
+        "name": "t",
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 5},
+        "model": {"name": "logistic"},
+        "train": {"rounds": 2, "cohort": 2, "keep": "best", **more},
+        "algorithm": [{"name": "fedavg"}],
+    }
+    return compare(parse(table), folder)[0].folder
+
+
+def test_a_damaged_folder_is_refused_in_one_line_that_names_the_file(tmp_path: Path) -> None:
+    for number, (file, damage, told) in enumerate(DAMAGES):
+        run = logistic(tmp_path / str(number))
+        (run / file).write_bytes(damage((run / file).read_bytes()))
+        found = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "m.pt")])
+        assert (found.exit_code, told in found.stderr, found.stderr.count("\n")) == (2, True, 1), found.stderr
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "best.pt"])
+def test_the_checkpoint_of_another_run_is_not_exported(file: str, tmp_path: Path) -> None:
+    mine, other = logistic(tmp_path / "a"), logistic(tmp_path / "b", seed=3)
+    (mine / file).write_bytes((other / file).read_bytes())
+    with pytest.raises(RunFolderError, match=r"has train.seed = \d, but checkpoint.pt was written with \d"):
+        fedge.load_run(mine, best=file == "best.pt")

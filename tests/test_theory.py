@@ -15,6 +15,7 @@ from benchmarks.theory import page as theory_page
 from benchmarks.theory.descent import descend
 from benchmarks.theory.problem import Objective, minimum
 from benchmarks.theory.store import load
+from fedge.algorithms import ALGORITHMS, ASYNCHRONOUS
 from fedge.core import Batch
 from fedge.handle import Handle
 from tests.reference.two_loop import dense_bfgs
@@ -178,4 +179,8 @@ def test_the_pages_say_what_was_stored() -> None:
     """If not: `python -m benchmarks.algorithms --page`, and `python -m benchmarks.theory --page`."""
     text = theory_page.PAGE.read_text()
     assert theory_page.filled(text) == text
-    assert algorithms_page.text(algorithms_page.load()) == algorithms_page.PAGE.read_text()
+    text = algorithms_page.text(algorithms_page.load())
+    assert text == algorithms_page.PAGE.read_text()
+    assert [
+        kind.__name__ for kind in {**ALGORITHMS, **ASYNCHRONOUS}.values() if f"### `{kind.__name__}`" not in text
+    ] == []

@@ -129,6 +129,23 @@ def test_work_in_other_threads_is_seen() -> None:
     assert Trial(run, lambda: True, 2).once() >= 0.025
 
 
+def test_other_work_on_the_machine_does_not_count_for_one_thread() -> None:
+    """It is timed by what it computed, and not by how long it waited for a core."""
+    before = torch.get_num_threads()
+    own, shared = algorithm(), federation(NETWORK)
+    try:
+        for threads, workers, clock in (
+            (1, 1, time.process_time),
+            (1, 2, time.perf_counter),
+            (2, 1, time.perf_counter),
+        ):
+            torch.set_num_threads(threads)
+            assert Simulator(own, shared, workers=workers)._clock is clock
+    finally:
+        torch.set_num_threads(before)
+    assert Trial(lambda: time.sleep(0.05), lambda: True, 1, time.process_time).once() < 0.025
+
+
 def failing(text: str) -> Trial:
     def run() -> None:
         raise RuntimeError(text)

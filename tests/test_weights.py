@@ -15,7 +15,7 @@ from fedge.engine import Loopback, Ranks, Simulator, TooFewReplies
 from fedge.engine.links import wire
 from fedge.engine.ranks.process_group import Group
 from fedge.engine.uploads import limits
-from tests.cases import close, ragged, toy_data, toy_model
+from tests.cases import close, one_holder, ragged, toy_data, toy_model
 
 
 def liars(weight, sign: float, clients: tuple[int, ...] = (2,)):
@@ -42,6 +42,41 @@ def liars(weight, sign: float, clients: tuple[int, ...] = (2,)):
             return lie, torch.full_like(w, float(weight))
 
     return Simulated, Sent
+
+
+def by_class(weighted: bool) -> tuple[fedge.FedOVA, fedge.Federation]:
+    """Client 2 alone holds the last class."""
+    inner = fedge.FedAvg(toy_model(outputs=2, dtype=torch.float32), lr=0.1, epochs=1, batch_size=4)
+    return fedge.FedOVA(inner, classes=3, weighted=weighted), one_holder(2)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weight", [1e-60, 1e-44, 9e-31])
+def test_a_weight_that_is_next_to_nothing_costs_its_client_alone(weight: float, weighted: bool) -> None:
+    """In double precision it is above 0, in single it is 0 or has no inverse: the mean of a row would be 0 / 0."""
+    algorithm, federation = by_class(weighted)
+
+    class Light(Loopback):
+        def client(self, client, at, ask, request):
+            answer = wire.decode(super().client(client, at, ask, request))
+            if client == 2:
+                light = torch.tensor(weight, dtype=torch.float64)
+                answer = {row: [(upload, light) for upload, _ in uploads] for row, uploads in answer.items()}
+            return wire.encode(answer)
+
+    run = fedge.train(algorithm, federation, rounds=6, link=Light(algorithm, federation))
+    reasons = {(drop["client"], drop["reason"]) for record in run.history for drop in record["dropped"]}
+    assert reasons == {(2, f"weight {weight:g} is below 1e-30, the least that counts")}
+    assert not any("skipped" in record for record in run.history)
+
+
+@pytest.mark.parametrize("link", liars(2e-30, 1.0))
+def test_the_lightest_weight_that_counts_is_of_use(link) -> None:
+    """Also of a row that it alone holds."""
+    algorithm, federation = by_class(weighted=False)
+    light = fedge.train(algorithm, federation, rounds=2, link=link(algorithm, federation))
+    assert close(light.params, fedge.train(algorithm, federation, rounds=2).params) < 1e-5
+    assert [record["dropped"] for record in light.history] == [[], []]
 
 
 def test_one_of_twenty_that_claims_a_million_examples_costs_its_own_upload_and_no_accuracy() -> None:
@@ -238,7 +273,7 @@ def test_a_share_beyond_one_is_refused(link) -> None:
 
 def test_the_remedy_for_no_weight_is_a_weight() -> None:
     federation, algorithm = ragged(toy_data()), fedge.FedAvg(toy_model())
-    for weight in (0.0, -2.0, float("nan")):
+    for weight in (0.0, -2.0, float("nan"), 1e-31):
         for link in liars(weight, 1.0, clients=tuple(range(federation.clients))):
             with pytest.raises(
                 TooFewReplies, match=r"return a weight above 0 from `finish`, such as examples.float"

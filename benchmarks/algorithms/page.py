@@ -104,13 +104,28 @@ def modes(lines: list[Line]) -> str:
     return table(("method", "mode", "phases of a round", "set-up, MB"), rows)
 
 
+MEASURED = {
+    "Spectral": "second-order.md",
+    "SubspaceNewton": "curvature.md",
+    "GIANT": "curvature.md",
+    "DONE": "curvature.md",
+    "Robust": "attacks.md",
+    "Compressed": "uploads.md",
+    "Private": "privacy.md",
+    "FedBuff": "edge.md#nobody-is-waited-for",
+    "FedAsync": "edge.md#nobody-is-waited-for",
+}
+
+
 def description(kind: type) -> str:
     """The docstring, with formulas as such, and the fields with their defaults."""
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     shown = [
         f"```\n{textwrap.dedent(part)}\n```" if part.startswith(" ") else " ".join(part.split()) for part in paragraphs
     ]
-    return "\n\n".join([f"### `{kind.__name__}`", *shown, f"Fields: {fields(kind)}."])
+    place = MEASURED.get(kind.__name__)
+    more = "" if place is None else f" Measured in [{place.partition('.')[0].replace('-', ' ')}]({place})."
+    return "\n\n".join([f"### `{kind.__name__}`", *shown, f"Fields: {fields(kind)}.{more}"])
 
 
 def fields(kind: type) -> str:
@@ -187,7 +202,7 @@ def text(lines: list[Line]) -> str:
         fedge.DONE,
     )
     kinds = (*trained, fedge.FedOVA, fedge.SharedOVA, fedge.DataSharing, fedge.Averaged, fedge.Calibrated)
-    kinds = (*kinds, fedge.Robust, fedge.Compressed)
+    kinds = (*kinds, fedge.Robust, fedge.Compressed, fedge.Private, fedge.FedBuff, fedge.FedAsync)
     return TEXT.format(
         **{name: config[name] for name in ("labels", "clients", "cohort", "rounds", "last")},
         validation=round(100 * config["validation"]),

@@ -1,11 +1,11 @@
-"""What the simulation of the edge itself costs: `python -m benchmarks.edge.cost` writes results/cost.json.
+"""What the simulation of the edge itself costs: `python -m benchmarks.edge.cost` writes costs.json.
 
 Events of asynchronous training: 10,000 clients with one example each, 100 or 1,000 of them at work; CPU time of
 everything but the training, after a first round that is not counted; around FedOVA a client has two examples of
 different labels, so it answers for two classes of ten. The clock: whole rounds (`benchmarks.edge.rounds`). One thread.
 
-    python -m benchmarks.edge.cost            # both
-    python -m benchmarks.edge.cost events     # or one of: events, rounds
+    python -m benchmarks.edge.cost            # all
+    python -m benchmarks.edge.cost events     # or some of: events, rounds, rounds_a
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ import torch
 
 import fedge
 from benchmarks.edge import rounds
-from benchmarks.edge.measure import RESULTS
 from fedge.algorithms.asynchronous import Asynchronous
 from fedge.edge import Clock, Profiles
 from fedge.edge.jobs import Stack
 from fedge.engine import Simulator
 from fedge.handle import parameters
 
-FILE = RESULTS / "cost.json"
-CLIENTS, REPEATS, AT_WORK = 10_000, 5, (100, 1000)
-TARGET = 50.0  # microseconds per event, with 1,000 at work
+FILE = Path(__file__).parent / "costs.json"
+CLIENTS, REPEATS, AT_WORK = 10_000, 7, (100, 1000)
+TARGET = 50.0  # microseconds per event
 CLASSES = 10
 
 
@@ -96,21 +95,28 @@ def event(name: str, at_work: int, least: int = 10_000) -> float:
 
 
 def events() -> dict[str, dict[str, list[float]]]:
-    return {
-        name: {str(at_work): [round(event(name, at_work), 1) for _ in range(REPEATS)] for at_work in AT_WORK}
-        for name in EVENTS
-    }
+    """All take turns, so that a busy minute of the machine falls on all of them."""
+    found: dict[str, dict[str, list[float]]] = {name: {str(count): [] for count in AT_WORK} for name in EVENTS}
+    for _ in range(REPEATS):
+        for name, by_count in found.items():
+            for count in AT_WORK:
+                by_count[str(count)].append(round(event(name, count), 1))
+    return found
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "events": events, "rounds": rounds.measured, "rounds_a": rounds.measured_a
+}  # fmt: skip
 
 
 def measured(parts: list[str]) -> dict[str, Any]:
     """These parts anew; the others as they are stored."""
     torch.set_num_threads(1)
     found = stored()
-    for part, measure in (("events", events), ("rounds", rounds.measured)):
-        if part in parts:
-            found[part] = measure()
+    for part in parts:
+        found[part] = PARTS[part]()
     about = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1}
-    return {part: found[part] for part in ("events", "rounds")} | about
+    return {part: found[part] for part in PARTS} | about
 
 
 def stored(path: Path = FILE) -> dict[str, Any]:
@@ -125,12 +131,16 @@ def events_table(found: dict[str, Any]) -> list[list[str]]:
         return f"{median(values):.1f} ({min(values):.0f} to {max(values):.0f})"
 
     counts = [f"{count:,} at work" for count in AT_WORK]
-    head = ["microseconds per event", *counts, f"{counts[-1]}: at most {TARGET:.0f}"]
-    rows = [head]
+    rows = [["microseconds per event", *counts, f"both: at most {TARGET:.0f}"]]
     for name, by_count in found["events"].items():
-        met = median(by_count[str(AT_WORK[-1])]) <= TARGET
-        rows.append([name, *(cell(by_count[str(count)]) for count in AT_WORK), "met" if met else "**missed**"])
+        met = "met" if worst(by_count) <= TARGET else "**missed**"
+        rows.append([name, *(cell(by_count[str(count)]) for count in AT_WORK), met])
     return rows
+
+
+def worst(by_count: dict[str, list[float]]) -> float:
+    """The larger of the medians."""
+    return max(median(values) for values in by_count.values())
 
 
 def about(found: dict[str, Any]) -> str:
@@ -138,7 +148,7 @@ def about(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    found = measured(sys.argv[1:] or ["events", "rounds"])
+    found = measured(sys.argv[1:] or list(PARTS))
     FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     for row in (*events_table(found), *rounds.table(found["rounds"])):
         print(" | ".join(row))

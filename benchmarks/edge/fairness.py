@@ -121,6 +121,7 @@ def text(page: str) -> str:
     """The page with its tables made from the stored results."""
     found = cost.stored()
     page = replaced(page, "fairness", table(lines()), COMMAND, PAGE.name)
+    page = replaced(page, "clock_a", _markdown(rounds.table_a(found["rounds_a"])), COMMAND, PAGE.name)
     page = replaced(page, "events", _markdown(cost.events_table(found)), COMMAND, PAGE.name)
     whole = f"{_markdown(rounds.table(found['rounds']))}\nMedians; {cost.about(found)}.\n"
     return replaced(page, "clock", whole, COMMAND, PAGE.name)

@@ -1,4 +1,7 @@
-"""Whom the server waits for, drawn: the same eight devices under every policy, and asynchronous. For docs/edge.md."""
+"""Whom the server waits for, drawn: the same eight devices under every policy, and asynchronous. For docs/edge.md.
+
+python -m benchmarks.edge.picture     # this picture and the others of the page: seconds, and all from real runs
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 import fedge
+from benchmarks.edge import picture_asynchronous, picture_choices, picture_partial
+from fedge.algorithms.asynchronous import Asynchronous
 from fedge.edge import Clock, Deadline, FirstOf, PartialWork, Profiles
 from fedge.edge.events import Events
 from fedge.edge.policies import Policy
 
 PICTURE = Path(__file__).parents[2] / "docs/images/edge_policies.png"
-CLIENTS, ROUNDS, SEED = 8, 3, 1
+CLIENTS, ROUNDS, SEED, STAY = 8, 3, 1, 0.3
 FLEET = Profiles("microcontroller", "lte", spread=10.0, seed=3)
 COLOURS = {"latency": "#d9d9d9", "receives": "#7fb3d5", "computes": "#1f618d", "sends": "#e59866"}
 
@@ -30,11 +35,10 @@ class Bar(NamedTuple):
     counts: bool
 
 
-def problem(asynchronous: bool) -> tuple[fedge.Federation, Any]:
+def problem() -> tuple[fedge.Federation, fedge.FedAvg]:
     data = fedge.data.load("digits")
     lists = fedge.partition.dirichlet(data.train_y, CLIENTS, alpha=100.0, seed=0)
-    inner = fedge.FedAvg(fedge.models.mlp(seed=0), lr=0.2, epochs=1)
-    return fedge.Federation(data, lists), fedge.FedBuff(inner, buffer=3) if asynchronous else inner
+    return fedge.Federation(data, lists), fedge.FedAvg(fedge.models.mlp(seed=0), lr=0.2, epochs=1)
 
 
 class Shown(Clock):
@@ -55,17 +59,17 @@ class Shown(Clock):
         self.ends += (self.now,)
 
 
-def waiting(policy: Policy | None) -> tuple[list[Bar], list[float]]:
+def waiting(policy: Policy | None, stay: float | None = None) -> tuple[list[Bar], list[float]]:
     """Rounds under a policy, and when each ended."""
-    federation, algorithm = problem(False)
-    link = Shown(fedge.Engine().link(algorithm, federation), federation, FLEET, policy)
+    federation, algorithm = problem()
+    link = Shown(fedge.Engine().link(algorithm, federation), federation, FLEET, policy, stay=stay)
     fedge.train(algorithm, federation, rounds=ROUNDS, seed=SEED, link=link)
     return list(link.bars), list(link.ends)
 
 
-def asynchronous(until: float) -> tuple[list[Bar], list[float]]:
+def asynchronous(algorithm: Asynchronous, until: float) -> tuple[list[Bar], list[float]]:
     """Dispatches that begin before a time, and when the model moved."""
-    federation, algorithm = problem(True)
+    federation, _ = problem()
     bars, steps = list[Bar](), list[float]()
 
     class Seen(Events):
@@ -92,13 +96,16 @@ def panels() -> dict[str, tuple[list[Bar], list[float]]]:
         f"Deadline({deadline})": waiting(Deadline(deadline)),
         "FirstOf(4)": waiting(FirstOf(4)),
         f"PartialWork({partial})": waiting(PartialWork(partial)),
+        f"wait for all, stay = {STAY}": waiting(None, STAY),
     }
-    return some | {"FedBuff, a buffer of 3": asynchronous(max(ends[-1] for _, ends in some.values()))}
+    last, inner = max(ends[-1] for _, ends in some.values()), problem()[1]
+    some["FedBuff, a buffer of 3"] = asynchronous(fedge.FedBuff(inner, buffer=3), last)
+    return some | {"FedAsync": asynchronous(fedge.FedAsync(inner), last)}
 
 
 def draw() -> None:
     found = panels()
-    figure = Figure(figsize=(9, 10), layout="constrained")
+    figure = Figure(figsize=(9, 14), layout="constrained")
     axes = figure.subplots(len(found), 1, sharex=True)
     for axis, (title, (bars, ends)) in zip(axes, found.items(), strict=True):
         _panel(axis, title, bars, ends)
@@ -123,5 +130,10 @@ def _panel(axis: Axes, title: str, bars: list[Bar], ends: list[float]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def main() -> None:
+    for one in (draw, picture_partial.draw, picture_choices.draw, picture_asynchronous.draw):
+        one()
+
+
 if __name__ == "__main__":
-    draw()
+    main()

@@ -53,10 +53,10 @@ def bullets(runs: Runs, store: Store) -> list[str]:
     if not found:
         return ["Nothing was run yet."]
     costs = [_same_rounds(found), _same_bytes(found), _cost(found)]
-    return [_short(found), *costs, *_many(runs, store), *_optimiser(runs, store), _better(runs, store)]
+    return [in_short(found), *costs, *_many(runs, store), *_optimiser(runs, store), _better(runs, store)]
 
 
-def _short(found: dict[str, list[Pair]]) -> str:
+def in_short(found: dict[str, list[Pair]]) -> str:
     """The answer in one sentence."""
     every = [pair for row in found.values() for pair in row]
     rounds, moved = sum(pair.ahead > 0 for pair in every), sum(pair.ahead_at_bytes > 0 for pair in every)
@@ -86,10 +86,10 @@ def _better(runs: Runs, store: Store) -> str:
             rivals = [value for value in beside if value is not None]
             if step.final is not None and len(rivals) == 2:
                 said.setdefault(paper()["datasets"][step.entry.dataset], []).append((step, rivals))
-    return " ".join([BETTER, *(_ends(data, row) for data, row in said.items()), *_worse(runs, store)])
+    return " ".join([BETTER, *(_ends(data, row) for data, row in said.items()), *worse(runs, store)])
 
 
-def _worse(runs: Runs, store: Store) -> list[str]:
+def worse(runs: Runs, store: Store) -> list[str]:
     """Where the server step, with the length that suits two labels, ends below the paper's two methods."""
     said = []
     for group in runs["noniid"]:

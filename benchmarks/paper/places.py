@@ -32,6 +32,10 @@ BACKBONES: Backbones = {
     "Fisher L-BFGS": ("FedAvg-SGD", {"lr": "local_lr"}),
     "Server step": "FedAvg + server step",
     "FedOVA + server step": "FedAvg + server step",
+    "Standardised FedOVA": "Standardised FedAvg",
+    "Standardised FedAvg-SGD": "Standardised FedAvg",
+    "Standardised FedAvg + server step": "FedAvg + server step",
+    "Standardised server step": "FedAvg + server step",
     "Zhao 5 %": "Data sharing 10 %",
     "Zhao 10 %": "Data sharing 10 %",
 }

@@ -73,9 +73,9 @@ class Findings:
         first = self.best_of(F, "test 0.9")
         rivals = " or ".join(self.best_of(F2, "test 0.88", around) for around in (None, "fedova"))
         return (
-            f"**Rounds** on Fashion-MNIST: {mine} against FedAvg's {base} to 90 % where clients hold all labels "
-            f"(spectral local steps), {two} against {plain} to 88 % where they hold two (a spectral step of the server "
-            f"over FedAvg). The best tuned first-order methods: {first}; {rivals}."
+            f"**Rounds** on Fashion-MNIST: {mine} to reach 90 % where clients hold all labels, with spectral local "
+            f"steps (FedAvg {base}; the best tuned first-order method, {first}); {two} to reach 88 % where they hold "
+            f"two, with a spectral step of the server over FedAvg (FedAvg {plain}; the best, {rivals})."
         )
 
     def short_bytes(self) -> str:

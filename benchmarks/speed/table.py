@@ -98,9 +98,13 @@ def jax() -> Iterator[Row]:
 def nets() -> Iterator[Row]:
     kept = json.loads(graphs.FIGURES.read_text("utf-8"))["timings"]
     for name in (name for name in graphs.NAMES if name in kept):
-        yield of(
-            kept[name], ONE, kept[name]["way"], "graphs.json", f"OMP_NUM_THREADS=1 fedge bench {name} --device cpu"
+        again = (
+            "python -m benchmarks.graphs {}"
+            if "CPU time" in kept[name].get("peer", "")
+            else "fedge bench {} --device cpu"
         )
+        command = f"OMP_NUM_THREADS=1 {again.format(name)}"
+        yield of(kept[name], ONE, kept[name]["way"], "graphs.json", command)
 
 
 def brought() -> Iterator[Row]:

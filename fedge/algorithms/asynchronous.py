@@ -94,10 +94,6 @@ class Asynchronous(Wrapper[State]):
         assert isinstance(found, Ask)
         return found
 
-    def sends(self, model: Any) -> Payload:
-        """What that client is sent."""
-        return {"params": model["params"]} if self.adds_up else self.asks(model).send
-
     def moved(self, model: Any, arrivals: Arrivals) -> Any:
         """One row after the server's step with a full buffer."""
         flow = self.base.round(model)
@@ -116,25 +112,32 @@ class Asynchronous(Wrapper[State]):
         plain = server.rule(base) == SGD() and type(base).round is FedAvg.round
         return plain and not server.count(base) and not base.carry_momentum
 
-    def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
+    def mixing(self, sizes: list[int], weights: Array, staleness: Array) -> Array:
         """M [steps, K]: after step i of several full buffers of these sizes the model is  w + sum_k M[i, k] d_k.
 
-        d_k is what `moves` gives for upload k, and w the model before all of them.
+        d_k is what `moves` gives for upload k, and w the model before all of them. M[i, k] depends on the steps from
+        that of k to i alone, so rows that move one after another are blocks of the M of all their steps.
         """
         raise NotImplementedError
 
     def moves(self, arrivals: Arrivals, now: Params) -> Params:
-        """Where each upload would move the model, [K, ...]."""
+        """Where each upload would move the model, [K, ...]; `now` is one model, or one for each upload."""
         raise NotImplementedError
 
-    def after(self, model: Any, arrivals: Arrivals, mixing: Tensor) -> Params:
-        """The parameters after some of the steps, [steps, ...], by the rows of `mixing` that belong to them."""
-        now = self.base.params(model)
-        return tree.map_(torch.add, combined(mixing, self.moves(arrivals, now)), now)
+    def after(self, met: Params, added: Params, arrivals: Arrivals, mixing: Tensor, out: Params) -> None:
+        """Writes the parameters after some of the steps, [steps, ...], by the rows of `mixing` that belong to them.
 
-    def discount(self, staleness: Tensor) -> Tensor:
-        """s(tau) = (1 + tau)^-staleness."""
-        return (1 + staleness.double()) ** -self.staleness
+        `met` is the model w that the arrivals meet and `added` the one that steps are added to: the same for all, or
+        one for each arrival and step, where `mixing` has a block for each of several models.
+        """
+        for name, moves in self.moves(arrivals, met).items():
+            flat = out[name].view(len(mixing), -1)
+            torch.mm(mixing.to(moves.device, moves.dtype), moves.reshape(len(moves), flat.shape[1]), out=flat)
+            out[name].add_(added[name])
+
+    def discount(self, staleness: Any) -> Any:
+        """s(tau) = (1 + tau)^-staleness, in float64."""
+        return (1 + staleness) ** -self.staleness
 
     def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
         """The uploads as the server's step sees them."""
@@ -181,13 +184,13 @@ class Late(NamedTuple):
 
 
 def combined(shares: Tensor, part: Params) -> Params:
-    """sum_k share_k u_k, over the leading axis; shares may have several rows."""
+    """sum_k share_k u_k, over the leading axis."""
     return tree.map_(lambda leaf: torch.tensordot(shares.to(leaf.device, leaf.dtype), leaf, 1), part)
 
 
 @dataclass(frozen=True, eq=False)
 class FedBuff(Asynchronous):
-    """The server steps when `buffer` uploads are there, and older ones count for less (Alg. 1 of the paper).
+    """The server steps when `buffer` uploads are there, and older ones count for less (Nguyen et al., 2022, Alg. 1).
 
         w_{t+1} = server step along  1/K sum_k s(tau_k) delta_k,   s(tau) = (1 + tau)^-staleness
 
@@ -202,10 +205,10 @@ class FedBuff(Asynchronous):
     staleness: float = 0.5
     weighted: bool = False
 
-    def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
+    def mixing(self, sizes: list[int], weights: Array, staleness: Array) -> Array:
         step = np.arange(len(sizes)).repeat(sizes)  # of every upload
-        counts = weights.double().cpu().numpy() if self.weighted else np.ones(len(step))
-        shares = counts / np.bincount(step, counts)[step] * self.discount(staleness).numpy()
+        counts = weights if self.weighted else np.ones(len(step))
+        shares = counts / np.bincount(step, counts)[step] * self.discount(staleness)
         found: Array = (step <= np.arange(len(sizes))[:, None]) * (self.base.server_lr * shares)
         return found
 
@@ -216,16 +219,19 @@ class FedBuff(Asynchronous):
         weights = arrivals.weights.double().cpu() if self.weighted else torch.ones(len(arrivals.weights)).double()
         shares = weights / weights.sum()
         mean = {name: combined(shares, part) for name, part in arrivals.upload.items() if name != "delta"}
-        return {"delta": combined(shares * self.discount(arrivals.staleness), arrivals.upload["delta"]), **mean}
+        return {
+            "delta": combined(shares * self.discount(arrivals.staleness.double()), arrivals.upload["delta"]),
+            **mean,
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class FedAsync(Asynchronous):
-    """The server moves with every single answer (Alg. 1 of the paper).
+    """The server moves with every single answer (Xie et al., 2020, Alg. 1).
 
         w_{t+1} = (1 - a) w_t + a w_k,   a = alpha s(tau_k),   s(tau) = (1 + tau)^-staleness
 
-    w_k is what client k made of the version it was sent. The paper's clients solve a proximal problem: use FedProx
+    w_k is what client k made of the version it was sent. In the paper clients solve a proximal problem: use FedProx
     inside. Cohort, round and bytes as in FedBuff.
     """
 
@@ -241,9 +247,9 @@ class FedAsync(Asynchronous):
         if not 0 < self.alpha <= 1:
             raise ValueError(f"alpha is {self.alpha}, it must be above 0 and at most 1")
 
-    def mixing(self, sizes: list[int], weights: Tensor, staleness: Tensor) -> Array:
+    def mixing(self, sizes: list[int], weights: Array, staleness: Array) -> Array:
         """w_i - w = (1 - a_i) (w_{i-1} - w) + a_i (w_k - w)."""
-        a = self.base.server_lr * self.alpha * self.discount(staleness).numpy()
+        a = self.base.server_lr * self.alpha * self.discount(staleness)
         found = np.diag(a)
         for i in range(1, len(a)):
             found[i, :i] = (1 - a[i]) * found[i - 1, :i]
@@ -254,6 +260,6 @@ class FedAsync(Asynchronous):
         return tree.map_(torch.sub, made, now)
 
     def _mean(self, arrivals: Arrivals, now: Params) -> Payload:
-        share = self.alpha * self.discount(arrivals.staleness)
+        share = self.alpha * self.discount(arrivals.staleness.double())
         mean = {name: tree.take(part, 0) for name, part in arrivals.upload.items() if name != "delta"}
         return {"delta": combined(share, self.moves(arrivals, now)), **mean}

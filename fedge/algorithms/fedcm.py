@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedge import tree
@@ -19,6 +20,7 @@ from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload
 from fedge.handle import by_target
 
 State = dict[str, Any]
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,9 @@ class FedCM(Algorithm[State]):
             return {"delta": tree.sub(carry["params"], sent["params"]), "length": length}
 
         tasks = self._local().tasks("train", model, upload, hold=shares, bend=mixed)
-        return ranged(tasks, Range("length", 0.0, math.inf))
+        # A client's first step is lr long, times the round's factor, which falls below any limit in the end. Half of it
+        # is below what any type makes of it; TINY is the least that numbers of single precision can be divided by.
+        return ranged(tasks, Range("length", self.lr / 2 if self.lr_decay == 1 else TINY, math.inf))
 
     def _local(self) -> LocalTraining:
         rule = SGD(weight_decay=self.weight_decay)

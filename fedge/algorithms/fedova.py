@@ -10,17 +10,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fedge import tree
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.fedper import FedPer
 from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, positive
-from fedge.core import Algorithm, Ask, Flow, Loss, Model, Params, Payload, Reply, Task
+from fedge.core import Algorithm, Ask, Flow, Loss, Model, Note, Params, Payload, Reply, Task
 from fedge.handle import parameters
 from fedge.inputs import Inputs, take
 
 State = list[Any]  # one inner state per class
+UNCHANGED = "unchanged_classes"  # in the record: classes whose new state was of no use
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class FedOVA(Wrapper[State]):
     two binary models. All classes start from the module's weights; one that nobody in the cohort holds stays as it is.
     `inner` is any algorithm built on a model with two outputs. `positive_weight` multiplies the loss of the examples of
     the class itself: with l labels per client, l - 1 balances the two sides.
+
+    A class whose new state is not finite stays as it was, and the record names it (`unchanged_classes`); the others
+    move on. What its clients remember is that of this round all the same.
 
     Bytes per round: those of the inner algorithm with jobs in place of clients; once, one byte per class from every
     client, which says what it holds.
@@ -108,7 +113,7 @@ class FedOVA(Wrapper[State]):
 
     def round(self, state: State) -> Flow[State]:
         """Every class's own flow, in step: asks of the same kind travel together, and each gets its own row back."""
-        state = list(state)
+        after, failed = list(state), dict[int, LinAlgError]()
         flows = {row: self.inner.round(one) for row, one in enumerate(state)}
         asks: dict[int, Any] = {row: next(flow) for row, flow in flows.items()}
         while asks:
@@ -117,9 +122,12 @@ class FedOVA(Wrapper[State]):
             waiting: dict[int, Any] = {}
             for rows, reply in zip(groups, replies, strict=True):
                 for position, row in enumerate(rows):
-                    _advance(flows[row], reply.row(position, row), row, state, waiting)
+                    try:
+                        _advance(flows[row], reply.row(position, row), row, after, waiting)
+                    except LinAlgError as error:  # of numbers that are finite, and whose squares are not
+                        failed[row] = error
             asks = waiting
-        return state
+        return (yield from _sound(state, after, failed))
 
     def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
         if y.is_floating_point() or y.dim() > 1:
@@ -222,6 +230,19 @@ def _together(asks: dict[int, Ask], rows: tuple[int, ...]) -> Ask:
     first = asks[rows[0]]
     send = {part: tree.stack([asks[row].send[part] for row in rows]) for part in first.send}
     return replace(first, send=send, rows=rows)
+
+
+def _sound(before: State, after: State, failed: Mapping[int, LinAlgError]) -> Flow[State]:
+    """A class without a finite new state stays as it was, and is named; if no other moved, the round is of no use."""
+    if not failed and tree.is_finite(after):
+        return after
+    bad = [row for row, one in enumerate(after) if row in failed or not tree.is_finite(one)]
+    if all(row in bad or one is before[row] for row, one in enumerate(after)):
+        for error in failed.values():
+            raise error
+        return after
+    yield Note(UNCHANGED, bad)
+    return [before[row] if row in bad else one for row, one in enumerate(after)]
 
 
 def _advance(flow: Flow[Any], reply: Reply | None, row: int, state: State, waiting: dict[int, Any]) -> None:

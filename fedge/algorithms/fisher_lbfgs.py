@@ -239,8 +239,10 @@ class FisherLBFGS(Algorithm[State]):
         return Ask(first, {"params": w, **shrunk})
 
     def _times(self, mean: Payload, s: Params) -> Params:
-        """B s, from the diagonal or as it came back."""
-        return tree.mul(mean["diagonal"], s) if self.curvature == "diagonal" else mean["product"]
+        """B s, from the diagonal or as it came back; squares that a codec has changed may be below 0."""
+        if self.curvature == "product":
+            return mean["product"]
+        return tree.map_(lambda diagonal, one: diagonal.clamp(min=0.0) * one, mean["diagonal"], s)
 
     def _offer(self, pairs: list[Any], s: Params, bs: Params) -> int:
         """Take the pair into the memory, oldest out; returns 1 if it was refused."""

@@ -18,7 +18,7 @@ from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, non_negative, positive
 from fedge.combine import Limited, Mean
-from fedge.core import Algorithm, Ask, Flow, Model, Params, Payload, Privacy, Reply, Share, Task
+from fedge.core import Algorithm, Ask, Flow, Model, Note, Params, Payload, Privacy, Reply, Share, Task
 
 State = dict[str, Any]
 Finish = Callable[..., tuple[Payload, Tensor]]
@@ -82,9 +82,9 @@ class Private(Wrapper[State]):
         return {name: self._made_discreet(task) for name, task in self.inner.tasks(model).items()}
 
     def _made_discreet(self, task: Task) -> Task:
-        """Numbers that were whole are shortened, too."""
-        ranges = tuple(one._replace(whole=one.whole and not self.on_client) for one in task.ranges)
-        return replace(task, finish=self._discreet(task), ranges=ranges)
+        """What clients shorten is no whole number any more, and may be next to 0."""
+        shorter = tuple(one._replace(low=min(one.low, 0.0), whole=False) for one in task.ranges)
+        return replace(task, finish=self._discreet(task), ranges=shorter if self.on_client else task.ranges)
 
     def _discreet(self, task: Task) -> Finish:
         """The same upload with weight one, since a number of examples says something too; shortened if asked for."""
@@ -128,6 +128,9 @@ class Private(Wrapper[State]):
                 wanted = flow.send(reply)
             except StopIteration as end:
                 return {"inner": end.value, "spent": _added(before, released)}
+            if isinstance(wanted, Note):
+                reply = yield wanted
+                continue
             if isinstance(wanted, Share):
                 raise ValueError("a round shares examples with everybody: it cannot be made private")
             asks = wanted if isinstance(wanted, tuple) else (wanted,)

@@ -21,6 +21,7 @@ from fedge.handle import by_target
 
 State = dict[str, Any]
 OWN, VISITS = "own_control", "visits"  # what a client remembers
+LEAST = Range("presence", 2.0**-53, 1.0, name="inverse")  # 1 / n_k: nobody can join with 2^53 examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class SCAFFOLD(Algorithm[State]):
 
         tasks = self._local().tasks("train", model, lambda sent, carry: {}, bend=corrected)
         remembers = (OWN, VISITS) if self.clients is None else (OWN,)
-        told = (Range("presence", 0.0, 1.0),)
+        told = (Range("presence", 0.0, 1.0), *([LEAST] if self.weighted else []))
         train = replace(tasks["train"], finish=self._finish, remembers=remembers, first=_nothing_yet, ranges=told)
         if not self.weighted:
             train = replace(train, heaviest=torch.ones_like)

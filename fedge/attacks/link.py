@@ -18,7 +18,9 @@ from fedge.engine.clients.directory import Jobs
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.links.base_link import Replies, named
 from fedge.engine.uploads import checks
+from fedge.engine.uploads.intake import Intake
 from fedge.engine.uploads.limits import Limits
+from fedge.engine.uploads.sizes import Usuals
 from fedge.federation import Federation
 
 
@@ -41,27 +43,33 @@ class Attacked(Around):
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         gathered, dropped = self.inner.ask(at, tuple(replace(ask, combine=Limited()) for ask in asks), clients)
+        usual = Usuals()
+        judged = [
+            reply if reply.uploads is None else self._judged(ask, reply.uploads, usual if len(asks) > 1 else None)
+            for ask, reply in zip(asks, gathered, strict=True)
+        ]
         found, asked = [], list[int]()
-        for ask, reply in zip(asks, gathered, strict=True):
-            if reply.uploads is None:
-                found.append(reply)
+        for one, reply in zip(judged, gathered, strict=True):
+            if isinstance(one, Reply):
+                found.append(one)
                 continue
+            assert reply.uploads is not None
             asked += reply.uploads.clients.tolist()
-            answer, refused = self._judged(ask, reply.uploads)
-            found.append(answer)
-            dropped = [*dropped, *refused]
+            intake, refused = one
+            dropped = [*dropped, *refused, *intake.close()[0]]
+            found.append(intake.total.reply())
         if asked:
             checks.require(checks.good_clients(asked, dropped), self.server.min_replies, asks[0].tasks[0], dropped)
         return found, dropped
 
-    def _judged(self, ask: Ask, uploads: Uploads) -> tuple[Reply, list[Drop]]:
-        """What the server makes of all uploads, forged ones among them."""
+    def _judged(self, ask: Ask, uploads: Uploads, usual: Usuals | None) -> tuple[Intake, list[Drop]]:
+        """What takes in all uploads, forged ones among them, and who was refused so far."""
         tasks = named(self.server.tasks, ask)
         jobs = _jobs(ask, tasks[0], uploads)
         intake = self.server.intake(ask, tasks, jobs, self._enrolled)
-        refused = intake.take(jobs, uploads.rows, self._forged(ask, tasks, uploads, jobs, intake.limits))[0]
-        refused = [*refused, *intake.close()[0]]
-        return intake.total.reply(), refused
+        if usual is not None:
+            intake.compared_with(usual)
+        return intake, intake.take(jobs, uploads.rows, self._forged(ask, tasks, uploads, jobs, intake.limits))[0]
 
     def _forged(self, ask: Ask, tasks: list[Task], uploads: Uploads, jobs: Jobs, limits: Limits) -> dict[str, Upload]:
         rows, lies = uploads.rows, self._lies(uploads.clients)

@@ -6,14 +6,17 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedge.algorithms import Robust
+from fedge.algorithms.asynchronous import Asynchronous
+from fedge.algorithms.wrapper import chain
 from fedge.attacks.attack import KINDS, Attack
 from fedge.attacks.backdoor import success
-from fedge.attacks.link import attacked
+from fedge.attacks.link import Attacked, attacked
 from fedge.checks import nearest
 from fedge.core import Algorithm
 from fedge.engine import TooFewReplies
@@ -21,7 +24,10 @@ from fedge.experiment import Experiment, ExperimentError, Setup
 from fedge.experiment.training import basics_of, engine_of
 from fedge.experiment.values import Mismatch, complain, convert, made
 from fedge.loop import train
-from fedge.runs.folder import does_nothing
+from fedge.runs import atomic
+from fedge.runs.differences import does_nothing
+from fedge.runs.folder import RunFolder
+from fedge.runs.lines import parse
 from fedge.runs.run import Record
 
 NONE = "none"  # the attack of nobody
@@ -36,11 +42,18 @@ DEFENCES = {  # what is tried by default, with settings for cohorts of some 20 c
     RECOMMENDED: "bounded_mean",
 }
 ELSEWHERE = ("device", "checkpoint_every", "chunk", "workers")  # fields that leave the numbers alone
-HASHED = {  # fields of `runs.folder.LATER` that the first results have
+HASHED = {  # fields of `runs.differences.LATER` that the first results have
     *("clip", "inner_decay", "carry_momentum", "products", "quintics", "dampings", "direction"),
     *("until", "way", "sampling", "metrics", "loss", "width"),
 }
 Line = dict[str, Any]
+_KINDS: dict[str, Any] = {  # of the values of a line
+    **dict.fromkeys(("algorithm", "kind", "defence", "config"), str),
+    **dict.fromkeys(("seed", "rounds", "dropped"), int),
+    "share": int | float,
+    "final": int | float | None,
+    "opened": int | float | None,
+}
 
 
 @dataclass(frozen=True)
@@ -108,11 +121,7 @@ def defended(algorithm: Algorithm[Any] | None, text: str) -> Algorithm[Any] | No
 
 def run(case: Case, setup: Setup) -> Line:
     """One training run: the mean accuracy of its last tenth, and of a back door how often it opened."""
-    algorithm = defended(setup.algorithms[case.algorithm], case.defence)
-    assert algorithm is not None
-    kind = "free_rider" if case.kind == NONE else case.kind  # of nobody
-    engine = engine_of(setup.train)
-    link = attacked(algorithm, setup.federation, Attack(kind), case.share, case.seed, engine)
+    algorithm, link = _prepared(case, setup)
     records: list[Record] = []
     basics = basics_of(setup.train)
     opened = None
@@ -121,6 +130,8 @@ def run(case: Case, setup: Setup) -> Line:
         opened = success(done.predict, setup.federation.data) if setup.federation.data.labelled else None
     except TooFewReplies:  # the model is not finite any more, or no upload is left
         pass
+    except ValueError as error:  # what only shows once algorithm and data meet
+        raise ExperimentError(f"{case.algorithm}, {case.defence}: {error}") from error
     last = max(1, basics["rounds"] // 10)
     curve = [record["test_accuracy"] for record in records[-last:]]
     whole = len(records) == basics["rounds"]
@@ -133,9 +144,54 @@ def run(case: Case, setup: Setup) -> Line:
     }
 
 
+def _prepared(case: Case, setup: Setup) -> tuple[Algorithm[Any], Attacked]:
+    """The algorithm of a case, and the link on which clients lie."""
+    kind = "free_rider" if case.kind == NONE else case.kind  # of nobody
+    try:
+        plain = setup.algorithms[case.algorithm]
+        algorithm = defended(plain, case.defence)
+        assert algorithm is not None
+        if algorithm is not plain and plain.privacy() is not None:
+            raise ValueError(
+                f"Private combines uploads itself, a rule would change nothing: add --defence {MEAN} alone"
+            )
+        engine = engine_of(setup.train)
+        return algorithm, attacked(algorithm, setup.federation, Attack(kind), case.share, case.seed, engine)
+    except (ValueError, TypeError) as error:
+        raise ExperimentError(f"{case.algorithm}, {case.defence}: {error}") from error
+
+
+def check(wanted: Sequence[Case], setup: Setup) -> None:
+    """Refuse what cannot be run before anything is: every algorithm with every defence, once."""
+    for name, one in setup.algorithms.items():
+        if any(isinstance(part, Asynchronous) for part in chain(one)):
+            raise ExperimentError(
+                f"{name}: attacks are simulated round by round, and its server waits for no round's end"
+            )
+    if setup.edge is not None:
+        raise ExperimentError(
+            "edge: attacks are simulated round by round, without devices and time: leave out the table [edge]"
+        )
+    clients = setup.federation.clients
+    for share in {case.share for case in wanted if case.kind != NONE}:
+        if not round(share * clients):
+            raise ExperimentError(f"share is {share}: nobody of {clients} clients lies; the least is {1 / clients:g}")
+    for case in {(case.algorithm, case.defence): case for case in wanted}.values():
+        _prepared(replace(case, kind=NONE), setup)
+
+
 def study(wanted: Iterable[Case], setup: Setup, file: Path | None, tell: Callable[[Line], None]) -> list[Line]:
     """All cases; those that the file has are not run again, the others are written to it one by one."""
+    wanted = list(wanted)
+    check(wanted, setup)
+    with nullcontext() if file is None else RunFolder(file.parent).held():
+        return _studied(wanted, setup, file, tell)
+
+
+def _studied(wanted: Sequence[Case], setup: Setup, file: Path | None, tell: Callable[[Line], None]) -> list[Line]:
     known = {} if file is None else read(file)
+    if file is not None:
+        _mend(file)
     found = []
     for case in wanted:
         line = known.get(case)
@@ -154,7 +210,20 @@ def _keep(line: Line, file: Path | None) -> None:
             out.write(json.dumps(line) + "\n")
 
 
+def _mend(file: Path) -> None:
+    """Without the end of a line whose beginning alone was written when the process was killed."""
+    raw = file.read_bytes() if file.is_file() else b""
+    if not raw.endswith(b"\n") and raw:
+        atomic.write_atomically(file, raw[: raw.rfind(b"\n") + 1])
+
+
 def read(file: Path) -> dict[Case, Line]:
-    """The lines of earlier runs."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return {Case(**{name: line[name] for name in Case.__dataclass_fields__}): line for line in lines}
+    """The lines of earlier runs; a torn one at the end is left out."""
+    whole = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
+    found = dict[Case, Line]()
+    for number, raw in enumerate(whole, 1):
+        line = parse(raw)
+        if line is None or not all(isinstance(line.get(name), kind) for name, kind in _KINDS.items()):
+            raise ExperimentError(f"line {number} of {file} is not that of a run: remove it, or choose another folder")
+        found[Case(**{name: line[name] for name in Case.__dataclass_fields__})] = line
+    return found

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedge.experiment import Experiment, Progress, Watch, slug
-from fedge.report import Tracker, open_tracker
+from fedge.report import ReportError, Tracker, open_tracker
 from fedge.runs.run import Record, Run
+
+log = logging.getLogger("fedge")
 
 
 class Boards(Watch):
@@ -19,9 +22,18 @@ class Boards(Watch):
         self._boards: dict[str, list[Tracker]] = {}
 
     def begin(self, label: str, progress: Progress) -> None:
-        folder, config = self._folder / slug(label), self._experiment.config(label)
-        self._boards[label] = [open_tracker(kind, folder, label, config) for kind in self._kinds]
+        first, self._boards[label] = not self._boards, list[Tracker]()
+        for kind in self._kinds:
+            try:
+                self._boards[label].append(self._open(kind, label))
+            except ReportError as error:
+                if first:
+                    raise
+                log.warning("%s is not logged, the run goes on: %s", label, error)
         self._shown.begin(label, progress)
+
+    def _open(self, kind: str, label: str) -> Tracker:
+        return open_tracker(kind, self._folder / slug(label), label, self._experiment.config(label))
 
     def round(self, label: str, progress: Progress, record: Record) -> None:
         for board in self._boards[label]:
@@ -38,4 +50,4 @@ class Boards(Watch):
 
     def _close(self, label: str) -> None:
         for board in self._boards[label]:
-            board.close()
+            board.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedge.edge.fit import fit as fit_devices
 from fedge.edge.settings import Edge
 from fedge.edge.table import write
 from fedge.experiment import ExperimentError, edge_of, flops_of, load, load_federation
+from fedge.experiment.errors import at as place
+from fedge.experiment.own import copies_allowed
 from fedge.experiment.planning import own_files
 from fedge.report import devices_figure
 from fedge.runs.experiments import records
@@ -36,7 +39,8 @@ def show(experiment: Path | None, settings: list[str] | None, out: Path | None, 
         found = load(experiment, settings or [])
         count = found.partition.get("clients") or load_federation(experiment, settings or []).clients
         clients = min(count, MOST)
-        fleet = (edge_of(found.edge) or Edge()).fleet(count)
+        with place("edge"):
+            fleet = (edge_of(found.edge) or Edge()).fleet(count)
         devices = fleet.devices(np.arange(clients))
         if csv is not None:
             write(csv, devices, fleet.kinds)
@@ -47,6 +51,8 @@ def show(experiment: Path | None, settings: list[str] | None, out: Path | None, 
         typer.echo(to_json(told))
         return
     _print(Console(), told, devices, [file for file in (csv, out) if file is not None])
+    if count > clients:
+        typer.echo(f"These are the first {clients:,} of {count:,} devices; the others are drawn alike.")
 
 
 def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
@@ -55,6 +61,7 @@ def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
         found = fit_run(run, run_code)
         write(out, found.devices, ("node",))
     told = {"clients": found.clients, "measured": found.measured, "predicted": found.predicted, "error": found.error}
+    told |= {"ahead": found.ahead, "error_ahead": found.error_ahead}
     if json:
         typer.echo(to_json(told))
         return
@@ -63,11 +70,22 @@ def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
     mean = [sum(values) / rounds for values in (found.measured, found.predicted)]
     console.print(
         f"{len(found.clients)} devices from {rounds} rounds: {mean[0]:.2f} s per round measured, {mean[1]:.2f} s "
-        f"predicted, median error {100 * found.error:.0f} %",
+        f"predicted, median error {100 * found.error:.0f} %{_ahead(found.error_ahead)}",
         soft_wrap=True,
         highlight=False,
     )
+    if unseen := sorted(set(range(max(found.clients))) - set(found.clients)):
+        console.print(
+            f"No times of clients {', '.join(map(str, unseen[:10]))}{' and more' if unseen[10:] else ''}: the file has "
+            "fewer rows than there are clients, so each of them draws one; add rows to give every client its own",
+            soft_wrap=True,
+            highlight=False,
+        )
     console.print(f"Written  {out}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _ahead(error: float | None) -> str:
+    return "" if error is None else f" ({100 * error:.0f} % for a round that the devices were not fitted to)"
 
 
 def fit_run(folder: Path, run_code: bool = False) -> Fitted:
@@ -81,7 +99,8 @@ def fit_run(folder: Path, run_code: bool = False) -> Fitted:
         raise ExperimentError(
             f"{folder} needs code that is not part of fedge ({', '.join(code)}): allow it, --run-code"
         )
-    experiment = load(folder / "config.toml", [f"train.rounds={max(one.at[0] for one in phases)}"])
+    with copies_allowed() if run_code else nullcontext():
+        experiment = load(folder / "config.toml", [f"train.rounds={max(one.at[0] for one in phases)}"])
     return fit_devices(phases, flops_of(experiment))
 
 

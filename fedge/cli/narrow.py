@@ -26,6 +26,8 @@ SPARE = (
     "best\nloss",
     "MB\ndown",
     "MB\nup",
+    "energy\nJ",
+    "device\ns",
 )  # go without these in this order
 
 

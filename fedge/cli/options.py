@@ -26,6 +26,7 @@ Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the ru
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with a run that was stopped: the newest, or the one in --out.")
 ]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say too how clients are computed, and why: fedge's log on stderr.")

@@ -64,6 +64,7 @@ def print_table(console: Console, found: Sequence[Row], goal: float | None, fold
         head += [f"rounds\nto {100 * goal:.3g}%", f"MB\nto {100 * goal:.3g}%"]
     if _timed(found):
         head += ["device\ns", "energy\nJ"]
+        head += [] if goal is None else [f"device s\nto {100 * goal:.3g}%", f"energy J\nto {100 * goal:.3g}%"]
     cells = [_cells(row, list(measured.values()), goal is not None, wire, _timed(found)) for row in found]
     names = list(dict.fromkeys(name for row in found for name in row["metrics"]))
     show(console, [*head, "time\ns"], cells, names, f"in the report and in fedge.results({str(folder)!r})")
@@ -106,7 +107,7 @@ def _wire(row: Row) -> bool:
 
 def _cells(row: Row, measured: Sequence[Callable[[Row], str]], goal: bool, wire: bool, timed: bool) -> list[str]:
     if row["failed"]:
-        more = len(measured) + 2 * goal + 2 * wire + 2 * timed
+        more = len(measured) + 2 * goal + 2 * wire + 2 * timed * (1 + goal)
         return [row["label"], str(row["rounds"]), "failed", *[NOTHING] * (2 + more)]
     cells = [row["label"], str(row["rounds"]), *(write(row) for write in measured)]
     cells += [megabytes(row["up_bytes"] / 1e6), megabytes(row["down_bytes"] / 1e6)]
@@ -116,7 +117,8 @@ def _cells(row: Row, measured: Sequence[Callable[[Row], str]], goal: bool, wire:
         rounds, moved = row["rounds_to_target"], row["megabytes_to_target"]
         cells += [NOTHING, NOTHING] if rounds is None else [str(rounds), megabytes(moved)]
     if timed:
-        cells += [NOTHING if row.get(name) is None else short(row[name]) for name in ("virtual_seconds", "joules")]
+        names = [f"{name}{end}" for end in ("", "_to_target")[: 1 + goal] for name in ("virtual_seconds", "joules")]
+        cells += [NOTHING if row.get(name) is None else short(row[name]) for name in names]
     return [*cells, f"{row['seconds']:.1f}"]
 
 

@@ -43,6 +43,7 @@ def run(
     report: bool,
     jobs: int,
     rank_timeout: float,
+    run_code: bool,
 ) -> None:
     """Train every algorithm of an experiment and compare them."""
     chosen = [*(settings or []), *([] if device is None else [f"train.device={device}"])]
@@ -53,10 +54,10 @@ def run(
         elif verbose:
             listen()
         tools = _tools(tensorboard, track or [])
-        job = group.first(lambda: plan(experiment, chosen, out, resume))
+        job = group.first(lambda: plan(experiment, chosen, out, resume, run_code=run_code))
         if job.sweep.swept or jobs > 1:
             raise _sweep(job, console, group, jobs, report, tools, json)
-        again = _command(job.folder, tools, report, quiet, json)
+        again = _command(job, tools, report, quiet, json)
         outcomes = _train(job, console, tools, again, group)
         if group.leads:
             found = finish(job, outcomes, console, report, "tensorboard" in tools)
@@ -146,12 +147,12 @@ def stopped(what: str, job: Plan, again: str, group: Group | None = None) -> typ
     return typer.Exit(INTERRUPTED)
 
 
-def _command(folder: Path, tools: Sequence[str], report: bool, quiet: bool, json: bool) -> str:
+def _command(job: Plan, tools: Sequence[str], report: bool, quiet: bool, json: bool) -> str:
     """What a person types to go on; the rest is in the folder."""
     flags = {"--tensorboard": "tensorboard" in tools}
     flags |= {f"--track={tool}": True for tool in tools if tool != "tensorboard"}
-    flags |= {"--no-report": not report, "--quiet": quiet, "--json": json}
-    words = ["run", "--resume", "--out", str(folder), *(flag for flag, on in flags.items() if on)]
+    flags |= {"--no-report": not report, "--quiet": quiet, "--json": json, "--run-code": job.run_code}
+    words = ["run", "--resume", "--out", str(job.folder), *(flag for flag, on in flags.items() if on)]
     return f"{program()} {shlex.join(words)}"
 
 

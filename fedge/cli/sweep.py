@@ -47,12 +47,13 @@ def run_sweep(job: Plan, console: Console, jobs: int, tools: Sequence[str] = ())
         done = len(runs) - len(wanted)
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         say(console, f"{job.sweep.name} in {job.folder}: {count}{f', {done} done before' if done else ''}")
-        return _work(runner, wanted, min(jobs, len(wanted)), console, _again(job.folder, jobs, tools))
+        return _work(runner, wanted, min(jobs, len(wanted)), console, _again(job, jobs, tools))
 
 
-def _again(folder: Path, jobs: int, tools: Sequence[str]) -> str:
+def _again(job: Plan, jobs: int, tools: Sequence[str]) -> str:
     more = [*(["--jobs", str(jobs)] if jobs > 1 else []), *(f"--track={tool}" for tool in tools)]
-    return shlex.join(["fedge", "run", "--resume", "--out", str(folder), *more])
+    code = ["--run-code"] if job.run_code else []
+    return shlex.join(["fedge", "run", "--resume", "--out", str(job.folder), *more, *code])
 
 
 def _work(runner: Runner, wanted: Sequence[Kept], jobs: int, console: Console, again: str) -> int:

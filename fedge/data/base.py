@@ -57,6 +57,11 @@ class Data:
         """Whether every example has one label: neither a regression nor several labels per example."""
         return self.classes > 0 and self.train_y.ndim == 1
 
+    @property
+    def called(self) -> tuple[str, ...]:
+        """What the classes are called: their names, or the labels as they were; nothing if neither is known."""
+        return self.names or tuple(map(str, self.values))
+
     def __repr__(self) -> str:
         shape = map_(lambda part: tuple(part.shape[1:]), self.train_x)
         sizes = f"train={len(self.train_y)}, test={len(self.test_y)}"

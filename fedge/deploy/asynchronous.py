@@ -8,6 +8,7 @@ compute the same models again.
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,7 @@ from fedge.engine.links.collector import Collector
 from fedge.engine.links.message_link import Parts
 from fedge.engine.uploads.checks import TooFewReplies, require
 from fedge.engine.uploads.intake import FIRST
-from fedge.engine.uploads.sizes import Usual
+from fedge.engine.uploads.sizes import Usuals
 from fedge.keys import DISPATCH, fold
 from fedge.ledger import Row
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedge.deploy.flower import FlowerLink
 
 PAUSE = 0.05  # seconds between two looks for answers
+FEW = 3  # absent clients that a skipped round names, if it does not need more
 LOOK = 2.0  # seconds between two looks for nodes, while places are free
 POSITIVE = (1 << 62) - 1
 
@@ -64,9 +66,9 @@ class Abroad:
                 raise ValueError(f"task '{name}' remembers, encodes or draws, which asynchronous training does not")
         self._away: dict[int, Away] = {}  # by client
         self._here: dict[int, Letter] = {}  # answers that nobody has looked at yet, by client
-        self._usual = Usual()  # sizes of all uploads so far, by client: who answers more often has no more say
+        self._usual = Usuals()  # sizes of all uploads so far, by client: who answers more often has no more say
         self._enough = False  # whether the round has all its answers, and lacks clients at most
-        self._left: list[int] = []  # the versions at the end of the last round
+        self._left: list[int] = []  # the versions at the end of the last round, if it had one
         self._looked = 0.0
         self._notes: dict[str, Any] = {}
 
@@ -86,6 +88,8 @@ class Abroad:
             for client, letter in heard.items():
                 progress.cohort.add(client)
                 progress.dropped += self._answer(client, letter)
+        if len(self._good) < self.link.min_replies:
+            progress.dropped += self._absent()
         require(len(self._good), self.link.min_replies, self._task, progress.dropped)
         return self._close(round), progress
 
@@ -105,6 +109,7 @@ class Abroad:
         self.number, self.versions = events["number"], list(events["versions"])
         if self.versions != self._left:  # the last round did not count: who is under way started from what never was
             self._away, self._here = {}, {}
+        self._left = []  # until this one counts
         self._good, self._bad = set[int](), set[int]()  # clients whose answers in this round counted, or did not
         self.buffers = [list(buffer) for buffer in events["buffers"]]
         self._answers, self._ago, self._steps = list[Any](), list[int](), 0
@@ -148,14 +153,23 @@ class Abroad:
         return len(self._good) < self.link.min_replies and bool(more)
 
     def _look(self) -> None:
-        self.link._meet(probe=False)
+        """Who has come meanwhile; others are at work, so nobody is waited for."""
+        self.link._meet(probe=False, gather=False)
         self._looked = time.monotonic()
+
+    def _absent(self) -> list[Drop]:
+        """Clients that could not be asked for want of a node, and why: the first few of them."""
+        roster, few = self.link.roster, max(FEW, self.link.min_replies)
+        there = roster.nodes.keys() | self._good | self._bad
+        absent = itertools.islice((client for client in range(roster.clients) if client not in there), few)
+        return [Drop(client, self._task, roster.missing(client)) for client in absent]
 
     def _somebody(self) -> None:
         end = time.monotonic() + self.link.deadline
         while not self._idle():
             if time.monotonic() >= end:
-                raise TooFewReplies(f"no node was there to be asked within {self.link.deadline:g} s: start some")
+                why = f"no node was there to be asked within {self.link.deadline:g} s: start some"
+                raise TooFewReplies(why, self._absent())
             time.sleep(PAUSE)
             self._look()
 
@@ -203,7 +217,7 @@ class Abroad:
             if client not in self._here and (letters := away.posting.take(0.0)):
                 self._here[client] = letters[away.node]
         told = [letter for letter in self._here.values() if letter.content is not None]
-        alone = self._usual.count + len(told) < FIRST and len(self._here) < len(self._away)
+        alone = self._usual.count() + len(told) < FIRST and len(self._here) < len(self._away)
         if not self._here or alone:
             time.sleep(PAUSE)
             return {}

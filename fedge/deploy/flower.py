@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
@@ -21,7 +21,7 @@ from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At, Examples, Progress, Share
 from fedge.deploy.asynchronous import Abroad
 from fedge.deploy.client import KEEP, WORK
-from fedge.deploy.envelope import opened, pack, short, unpack
+from fedge.deploy.envelope import opened, pack, short
 from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
@@ -45,6 +45,20 @@ class Timing:
     seconds: float
     start: float  # from the start of a node's process to its work
     work: float
+
+
+class Spent(NamedTuple):
+    """What a node says that it took, in seconds: the start of its process, and its work."""
+
+    start: float
+    work: float
+
+    def within(self, seconds: float) -> Spent:
+        """Neither took longer than the phase."""
+        return Spent(min(self.start, seconds), min(self.work, seconds))
+
+
+NOTHING = Spent(0.0, 0.0)
 
 
 class FlowerLink(MessageLink):
@@ -71,6 +85,7 @@ class FlowerLink(MessageLink):
         positive("deadline", deadline)
         self.clocked, self._outages = clocked, Outages()
         self._phases: list[dict[str, Any]] = []  # where the seconds of a round went, for `fedge edge fit`
+        self._told: dict[int, Spent] = {}  # by node, as its last answer that could be read said
         self._faults = ["the server app was started again and went on from its checkpoint"] if resumed else []
         self.grid, self.roster, self.label, self.deadline = grid, roster, label, float(deadline)
         self._shared: tuple[str, bytes] = ("", b"")  # token and examples
@@ -123,6 +138,7 @@ class FlowerLink(MessageLink):
         contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
         most = {node: self.most[client] for node, client in there.items()}
         letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
+        self._told = {}
         mail = {
             there[node]: self._opened(there[node], node, letter, requests[there[node]])
             for node, letter in letters.items()
@@ -155,10 +171,14 @@ class FlowerLink(MessageLink):
         finally:
             self._outages.detach()
 
-    def _meet(self, probe: bool = True) -> None:
-        """Nodes may have joined since the last round; they say which rows they hold."""
+    def _meet(self, probe: bool = True, gather: bool = True) -> None:
+        """Nodes may have joined since the last round; they say which rows they hold.
+
+        With `gather` as many as a phase needs are waited for.
+        """
         self.roster.look(self.deadline, label=self.label, probe=probe)
-        self.roster.gather(self.min_replies, self.deadline, self.label)
+        if gather:
+            self.roster.gather(self.min_replies, self.deadline, self.label)
         for client, rows in self.roster.rows.items():
             self.directory.told(client, rows[self.label])
 
@@ -220,6 +240,7 @@ class FlowerLink(MessageLink):
             head, parts = opened(letter.content, wanted)
         except ValueError as error:
             return Mail({}, str(error), letter.down, letter.up)
+        self._told[node] = _seconds(head)
         lost, who = None, head.get("client")
         if type(who) is not int or who != client:
             lost = _stranger(head)
@@ -261,10 +282,10 @@ class FlowerLink(MessageLink):
         return self._shared[1] if mine is self.pool.shared else self._packed(mine)
 
     def _clock(self, at: At, seconds: float, letters: dict[int, Letter], there: dict[int, int]) -> None:
-        told = [[there[node], *_seconds(letter), letter.down, letter.up] for node, letter in letters.items()]
+        spent = {node: self._told.get(node, NOTHING).within(seconds) for node in letters}
+        told = [[there[node], *spent[node], letter.down, letter.up] for node, letter in letters.items()]
         self._phases.append({"round": at.round, "phase": at.phase, "seconds": seconds, "clients": told})
-        spent = [_seconds(letter) for letter in letters.values()] or [(0.0, 0.0)]
-        start, work = map(max, zip(*spent, strict=True))
+        start, work = map(max, zip(*spent.values() or [NOTHING], strict=True))
         self.clocked(Timing(at.round, at.phase, seconds, start, work))
 
 
@@ -277,11 +298,11 @@ def _stranger(head: dict[str, Any]) -> str:
     return "its node did not say which client it is: give it the same version of fedge"
 
 
-def _seconds(letter: Letter) -> tuple[float, float]:
+def _seconds(head: dict[str, Any]) -> Spent:
     """What the node says its process start and its work took."""
     try:
-        found = unpack(letter.content)[0]["seconds"] if letter.content is not None else {}
+        found = head["seconds"]
         start, work = float(found.get("start", 0)), float(found.get("work", 0))
     except Exception:  # telemetry must not cost more than itself
-        return 0.0, 0.0
-    return (start, work) if math.isfinite(start + work) and min(start, work) >= 0 else (0.0, 0.0)
+        return NOTHING
+    return Spent(start, work) if math.isfinite(start + work) and min(start, work) >= 0 else NOTHING

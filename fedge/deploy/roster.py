@@ -13,6 +13,7 @@ from fedge.deploy.envelope import opened, pack, short
 from fedge.deploy.identity import Identities
 from fedge.deploy.post import Letter, Posting
 from fedge.deploy.silence import Silence
+from fedge.engine.links.wire import KEY
 
 Say = Callable[[str], None]
 GREETING = 60.0  # seconds for a node to say who it is: it starts a process and loads its examples
@@ -24,8 +25,13 @@ NAMED = 3  # nodes of which a reason speaks at most
 
 
 def _are_rows(rows: Any) -> bool:
-    """Rows, each said once: one that is said twice would count as two clients."""
-    if not isinstance(rows, list) or len(rows) > MOST_ROWS or not all(type(row) is int and row >= 0 for row in rows):
+    """Rows, each said once: one that is said twice would count as two clients.
+
+    They are below what keys are (`wire`): of larger numbers many can have one hash, and a set of these takes for ever.
+    """
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        return False
+    if not all(type(row) is int and 0 <= row < KEY for row in rows):
         return False
     return len(set(rows)) == len(rows)
 
@@ -167,7 +173,8 @@ class Roster:
             self.say(f"node {node} takes part again, as client {client}")
         self.identities.accept(node, client)
         self.nodes[client] = node
-        self.rows[client], self.examples[client] = head["rows"], head["examples"]
+        self.rows[client] = {label: sorted(head["rows"][label]) for label in self.labels}
+        self.examples[client] = head["examples"]
 
     def _leave_out(self, node: int, client: int | None, why: str, what: str = "is left out") -> None:
         self._out[node] = Out(client, f"node {node} {what}: {why}")

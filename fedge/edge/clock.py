@@ -21,7 +21,7 @@ from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import positive
 from fedge.core import Ask, At, Drop, Examples, Progress, Share
 from fedge.edge.cohorts import Choice, by_choice
-from fedge.edge.devices import Devices, Drawn, Fleet
+from fedge.edge.devices import EVERYBODY, Devices, Drawn, Fleet
 from fedge.edge.draws import Array, exponential, uniform
 from fedge.edge.events import Events
 from fedge.edge.fairness import by_kind
@@ -33,8 +33,7 @@ from fedge.engine.simulator import Simulator
 from fedge.engine.uploads.checks import TooFewReplies
 from fedge.federation import Federation
 from fedge.keys import AVAILABLE, LEAVING, fold
-
-EVERYBODY = 100_000  # clients at a time; of more, accuracy by kind of device is not worked out
+from fedge.ledger import Row, payload_bytes
 
 
 @dataclass
@@ -97,11 +96,16 @@ class Clock(Around):
         end = self._end(at, phase)
         self._note(asks, devices, works, phase, end)
         before = len(self.ledger)
-        replies, dropped = self._carry(at, asks, phase, end)
-        self._book_lost(before, works, phase, end)
         lost = [
             Drop(int(phase.clients[k]), task, end.why(k)) for k in np.flatnonzero(phase.active & ~end.good).tolist()
         ]
+        try:
+            replies, dropped = self._carry(at, asks, phase, end)
+        except TooFewReplies as few:  # the round is skipped, and what it cost is counted
+            self._book_lost(before, works, phase, end)
+            away = f" ({len(lost)} late or gone, {len(asleep)} not available)"
+            raise TooFewReplies(f"{few}{away}", [*few.dropped, *lost, *asleep]) from few
+        self._book_lost(before, works, phase, end)
         return replies, [*dropped, *lost, *asleep]
 
     def _turn(self, at: At) -> None:
@@ -151,13 +155,21 @@ class Clock(Around):
         return End(good, ~good & (left <= until), until, cut.seconds, cut.reason)
 
     def _carry(self, at: At, asks: tuple[Ask, ...], phase: Phase, end: End) -> Replies:
-        if phase.active.any() and not (end.good & phase.active).any():
-            fastest = phase.seconds[phase.active].min()
-            raise TooFewReplies(
-                f"nobody answered '{asks[0].tasks[0]}': of {int(phase.active.sum())} clients the fastest needs "
-                f"{fastest:.3g} s, with {self.policy} and stay = {self.stay}: allow more time"
-            )
+        active = phase.active
+        if not len(active) or (active.any() and not (end.good & active).any()):
+            for ask in asks:
+                sent = payload_bytes(ask.send) if len(active) else 0
+                self.ledger.add(Row(at.round, at.phase, "+".join(ask.tasks), 0, 0, sent, 0))
+            raise TooFewReplies(f"nobody answered '{asks[0].tasks[0]}': {self._why_nobody(phase)}")
         return self.inner.ask(at, asks, torch.from_numpy(phase.clients[end.good]))
+
+    def _why_nobody(self, phase: Phase) -> str:
+        if not len(phase.clients):
+            return "no client of the cohort was available: take a larger cohort or raise availability"
+        return (
+            f"of {int(phase.active.sum())} clients the fastest needs {phase.seconds[phase.active].min():.3g} s, with "
+            f"{self.policy} and stay = {self.stay}: allow more time"
+        )
 
     def _note(self, asks: tuple[Ask, ...], devices: Devices, works: list[Work], phase: Phase, end: End) -> None:
         spent = self.spent
@@ -174,7 +186,7 @@ class Clock(Around):
         if end.good.all():
             return
         down, up = phase.crossed(end.until)
-        for at, work in enumerate(works, before):
+        for at, work in enumerate(works[: len(self.ledger) - before], before):
             lost, row = ~end.good & (work.jobs > 0), self.ledger.rows[at]
             more_down, more_up = (
                 int(np.floor(share * size)[lost].sum()) for share, size in ((down, work.down), (up, work.up))
@@ -216,12 +228,16 @@ class Clock(Around):
         self.ledger.add(row)
         self.spent.seconds, self.spent.joules = spending.seconds, spending.joules
         self.spent.more = {"server_steps": spending.steps, "staleness": spending.staleness}
+        self.events.require(spending.good, progress.dropped)  # else the round is skipped, and what it cost is counted
         return late.after(state, found), progress
 
     def _events(self, algorithm: Asynchronous) -> Events:
         link = self.inner
-        while isinstance(link, Around):
-            link = link.inner
+        if isinstance(link, Around):
+            raise ValueError(
+                f"the clock is around {type(link).__name__}, which asynchronous training would pass by: it computes "
+                "clients event by event, and asks no link; put the clock around a Simulator"
+            )
         if not isinstance(link, Simulator):
             raise ValueError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
         if type(self.policy) is not WaitForAll or self.choice is not None:
@@ -243,11 +259,19 @@ class Clock(Around):
     def restore(self, settings: Mapping[str, Any]) -> None:
         before = settings.get("edge")
         if before is not None and before != self._described():
-            raise ValueError(f"the run was timed on {before}, now it is {self._described()}: restore that")
+            was, now = _differing(str(before), self._described())
+            raise ValueError(f"the run was timed with {was}, now it is {now}: restore that")
         self.inner.restore({key: value for key, value in settings.items() if key != "edge"})
 
     def _described(self) -> str:
         return f"{self.fleet}, {self.policy}, stay={self.stay}, choice={self.choice}"
+
+
+def _differing(one: str, other: str) -> tuple[str, str]:
+    """Two descriptions from the first word on that differs, and no further than need be."""
+    words = one.split(", "), other.split(", ")
+    first = next((at for at, pair in enumerate(zip(*words, strict=False)) if pair[0] != pair[1]), 0)
+    return ", ".join(words[0][first : first + 2]), ", ".join(words[1][first : first + 2])
 
 
 def _is_shown(round: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -75,14 +75,13 @@ def _rarest(federation: Federation) -> Callable[[Array, int], Array]:
         return known[client]
 
     def pick(clients: Array, size: int) -> Array:
-        own = np.stack([held(client) for client in clients.tolist()])
+        own = np.concatenate([held(client) for client in clients.tolist()]).reshape(len(clients), -1)
         common, many = own @ own.T, own.sum(1)  # labels that two candidates have in common, and that each has
-        crowd, found = np.zeros(len(clients)), list[int]()
+        np.fill_diagonal(common, np.inf)  # nobody is chosen twice
+        crowd, shares, found = np.zeros(len(clients)), np.empty(len(clients)), list[Any]()
         for _ in range(size):
-            best = int((crowd / many).argmin())
-            found.append(best)
-            crowd += common[best]
-            crowd[best] = np.inf
+            found.append(np.divide(crowd, many, out=shares).argmin())
+            crowd += common[found[-1]]
         return np.array(found)
 
     return pick

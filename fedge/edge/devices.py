@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedge.checks import choice, unit_interval
+from fedge.checks import choice
 from fedge.core import At
 from fedge.edge.draws import Array, normal, uniform
 from fedge.edge.profiles import NETWORKS, PROFILES, Network, Profile
@@ -56,13 +56,14 @@ class Fleet(ABC):
         return found.down, found.up
 
 
-class Drawn:
-    """The devices of a fleet's first `clients`, each drawn once; of more than `MOST` clients, whenever asked for."""
+EVERYBODY = 100_000  # clients; of more, nothing is kept or worked out for all of them at once
 
-    MOST = 100_000
+
+class Drawn:
+    """The devices of a fleet's first `clients`, each drawn once; of more than `EVERYBODY`, whenever asked for."""
 
     def __init__(self, fleet: Fleet, clients: int) -> None:
-        self.fleet, self._few = fleet, clients <= self.MOST
+        self.fleet, self._few = fleet, clients <= EVERYBODY
         self._rows: Array = np.empty((clients if self._few else 0, len(Devices._fields)))
         self._there: Array = np.zeros(len(self._rows), bool)
 
@@ -141,4 +142,5 @@ def check_spread(spread: float, correlation: float, availability: float) -> None
         raise ValueError(f"spread is {spread}, it must be at least 1 (1: all devices of a kind are alike)")
     if not -1 <= correlation <= 1:
         raise ValueError(f"correlation is {correlation}, it must be between -1 and 1")
-    unit_interval("1 - availability", 1 - availability)
+    if not 0 < availability <= 1:
+        raise ValueError(f"availability is {availability}, it must be above 0 and at most 1 (1: always)")

@@ -27,6 +27,7 @@ from fedge.federation import Federation
 
 FAST = 1e12  # bit/s: so fast that a message takes no time
 VARIES = 0.2  # of the mean: sizes that vary less say nothing about a rate
+SHORTEST = 1e-6  # seconds: no work of a client takes less
 
 Jobs = dict[tuple[int, int], dict[int, float]]  # (round, phase) -> client -> FLOPs
 
@@ -78,17 +79,28 @@ class Logged:
 
 
 class Fitted(NamedTuple):
-    """Devices by client, and how well they tell the rounds they were fitted to: measured and predicted seconds."""
+    """Devices by client, and how well they tell rounds: seconds that were measured, and predicted.
+
+    `predicted` is by the devices, which were fitted to all rounds; `ahead` is by devices that were fitted to all but
+    that round, None where one of its clients was in no other.
+    """
 
     devices: Devices
     clients: list[int]
     measured: list[float]
     predicted: list[float]
+    ahead: list[float | None]
 
     @property
     def error(self) -> float:
         """The median over rounds of |predicted / measured - 1|."""
         return float(np.median(np.abs(np.array(self.predicted) / np.array(self.measured) - 1)))
+
+    @property
+    def error_ahead(self) -> float | None:
+        """The same of rounds that the devices were not fitted to; None if there is no such round."""
+        pairs = [(a, b) for a, b in zip(self.ahead, self.measured, strict=True) if a is not None]
+        return float(np.median([abs(a / b - 1) for a, b in pairs])) if pairs else None
 
 
 def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
@@ -114,7 +126,7 @@ def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
 def _seen(seconds: float, client: int, start: float, work: float, down: float, up: float) -> Seen:
     """One client's entry; no work if what it says of it is not within the phase."""
     numbers = [float(one) for one in (start, work, down, up)]
-    fits = all(map(math.isfinite, numbers)) and min(numbers) >= 0 and numbers[1] <= seconds
+    fits = all(map(math.isfinite, numbers)) and min(numbers) >= 0 and SHORTEST <= numbers[1] <= seconds
     return Seen(int(client), min(numbers[0], seconds), numbers[1] if fits else 0.0, numbers[2] + numbers[3], numbers[3])
 
 
@@ -125,6 +137,12 @@ def fit(phases: list[Logged], flops: Jobs) -> Fitted:
         raise ValueError(
             "no phase with times of nodes: the run must come from a real fleet (fedge deploy) of this version of fedge"
         )
+    devices, clients = _devices(known, flops)
+    return Fitted(devices, clients, *_rounds(known, flops, devices, clients), _ahead(known, flops))
+
+
+def _devices(known: list[Logged], flops: Jobs) -> tuple[Devices, list[int]]:
+    """The devices of all clients that were seen in these phases, and which clients these are."""
     clients = sorted({seen.client for phase in known for seen in phase.clients})
     place = {client: at for at, client in enumerate(clients)}
     done, work, start, count = np.zeros((4, len(clients)))
@@ -142,7 +160,21 @@ def fit(phases: list[Logged], flops: Jobs) -> Fitted:
     zeros = np.zeros(len(clients))
     memory, sure = np.full(len(clients), np.inf), np.ones(len(clients))
     devices = Devices(rate, bits, bits, zeros, zeros, zeros, memory, latency, sure, zeros.astype(np.int64))
-    return Fitted(devices, clients, *_rounds(known, flops, devices, place))
+    return devices, clients
+
+
+def _ahead(known: list[Logged], flops: Jobs) -> list[float | None]:
+    """Every round, predicted from all others."""
+    found: list[float | None] = []
+    for round in dict.fromkeys(phase.at[0] for phase in known):
+        own, others = ([one for one in known if (one.at[0] == round) is mine] for mine in (True, False))
+        seen = {one.client for phase in others for one in phase.clients}
+        if any(one.client not in seen for phase in own for one in phase.clients):
+            found.append(None)
+            continue
+        devices, clients = _devices(others, flops)
+        found += _rounds(own, flops, devices, clients)[1]
+    return found
 
 
 def _rest(phases: list[Logged]) -> tuple[float, float]:
@@ -157,10 +189,9 @@ def _rest(phases: list[Logged]) -> tuple[float, float]:
     return (begin, slope) if begin >= 0 else (0.0, float((rest * moved).sum() / (moved * moved).sum()))
 
 
-def _rounds(
-    phases: list[Logged], flops: Jobs, devices: Devices, place: Mapping[int, int]
-) -> tuple[list[float], list[float]]:
+def _rounds(phases: list[Logged], flops: Jobs, devices: Devices, clients: list[int]) -> tuple[list[float], list[float]]:
     """Measured and predicted seconds, by round."""
+    place = {client: at for at, client in enumerate(clients)}
     measured: dict[int, float] = {}
     predicted: dict[int, float] = {}
     for phase in phases:

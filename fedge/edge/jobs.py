@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,7 +101,3 @@ def _chosen(jobs: Versioned, piece: Tensor) -> Versioned:
 
 def _joined(parts: list[dict[str, Tensor]], order: Tensor) -> dict[str, Tensor]:
     return tree.map_(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
-
-
-def as_tensor(numbers: list[int]) -> Tensor:
-    return torch.from_numpy(np.array(numbers, dtype=np.int64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedge.checks import positive
 from fedge.edge.clock import Clock
 from fedge.edge.cohorts import Choice
 from fedge.edge.devices import Fleet, Profiles
@@ -38,6 +39,7 @@ class Edge:
     among: int = 3
 
     def __post_init__(self) -> None:
+        positive("stay", self.stay, optional=True)
         if self.cell is not None and self.file is not None:
             raise ValueError("there are a cell and a file: devices come from one of them")
 

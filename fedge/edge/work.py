@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from torch.utils.flop_counter import flop_registry
 from fedge import inputs, tree
 from fedge.core import Algorithm, Ask, At, Batch, Payload, Share, Task
 from fedge.edge.draws import Array
-from fedge.engine.clients.directory import Directory
 from fedge.engine.clients.run_task import finished, one_step, parted
 from fedge.engine.links.base_link import begins_anew, named
 from fedge.engine.uploads.coding import sent_template
@@ -63,29 +63,41 @@ class Workload:
         self.params = parameters(algorithm.model)
         self.model_bytes = sum(leaf.nbytes for leaf in self.params.values())
         self.offsets: Array = federation.offsets.cpu().numpy()
-        self.directory = Directory(federation.clients, self._rows_of, self._examples)
         self.shared = 0  # examples that every client got
         self._known: Payload = {}  # one row's worth of what the cohort holds
         self._costs: dict[Any, list[Cost]] = {}
-        self._held: dict[tuple[int, ...], list[int]] = {}  # rows, by the labels that a client holds
+        self._rows: dict[int, tuple[int, ...]] = {}  # by client
+        self._held: dict[tuple[int, ...], tuple[int, ...]] = {}  # rows, by the labels that a client holds
 
-    def _rows_of(self, client: int, task: Task) -> list[int]:
-        assert task.holds is not None
-        index, labels = self._labels
-        own = index[self.offsets[client] : self.offsets[client + 1]]
-        held = tuple(np.unique(labels[own]).tolist())
-        if held not in self._held:
-            rows = task.holds(torch.tensor(held, dtype=self.data.train_y.dtype)).nonzero().flatten()
-            self._held[held] = rows.tolist()
-        return self._held[held]
+    def rows(self, clients: Array, task: Task) -> list[tuple[int, ...]]:
+        """The rows that clients hold; one object for all that hold the same labels."""
+        ids = clients.tolist()
+        if new := [client for client in ids if client not in self._rows]:
+            self._rows.update(zip(new, self._looked_up(np.array(new), task), strict=True))
+        return [self._rows[client] for client in ids]
+
+    def _looked_up(self, clients: Array, task: Task) -> list[tuple[int, ...]]:
+        """All at once: the different pairs of a client and a label that it has, in order."""
+        index, names, codes = self._labels
+        begin, sizes = self.offsets[clients], self.offsets[clients + 1] - self.offsets[clients]
+        flat = np.arange(sizes.sum()) + (begin - (sizes.cumsum() - sizes)).repeat(sizes)
+        pairs = np.unique(np.arange(len(clients)).repeat(sizes) * len(names) + codes[index[flat]])
+        ends = np.searchsorted(pairs, np.arange(len(clients) + 1) * len(names)).tolist()
+        held = names[pairs % len(names)].tolist()
+        return [self._rows_with(tuple(held[a:b]), task) for a, b in pairwise(ends)]
+
+    def _rows_with(self, labels: tuple[int, ...], task: Task) -> tuple[int, ...]:
+        if labels not in self._held:
+            assert task.holds is not None
+            rows = task.holds(torch.tensor(labels, dtype=self.data.train_y.dtype)).nonzero().flatten()
+            self._held[labels] = tuple(rows.tolist())
+        return self._held[labels]
 
     @cached_property
-    def _labels(self) -> tuple[Array, Array]:
-        """Which examples clients hold, one client after another, and the label of every example."""
-        return self.federation.index.cpu().numpy(), self.data.train_y.cpu().numpy()
-
-    def _examples(self, clients: Tensor) -> Tensor:
-        return torch.from_numpy(self.sizes(clients.numpy()))
+    def _labels(self) -> tuple[Array, Array, Array]:
+        """Which examples clients hold, one client after another; the labels there are, and which every example has."""
+        names, codes = np.unique(self.data.train_y.cpu().numpy(), return_inverse=True)
+        return self.federation.index.cpu().numpy(), names, codes
 
     def share(self, wanted: Share) -> int:
         """Every client now folds over some shared examples as well; returns the bytes that one client got."""
@@ -133,7 +145,7 @@ class Workload:
 
     def _jobs(self, ask: Ask, task: Task, clients: Array) -> Array:
         asked = None if ask.rows is None else set(ask.rows)
-        held = [self.directory.rows(client, task) for client in clients.tolist()]
+        held = self.rows(clients, task)
         return np.array([len(rows) if asked is None else sum(row in asked for row in rows) for rows in held])
 
     def _kind(self, ask: Ask) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,10 @@ class Choosing(BaseLink):
     _folds: dict[Any, Any]
     _steps: Steps
 
+    @property
+    @abstractmethod
+    def _has_layers(self) -> bool: ...
+
     @abstractmethod
     def make_handle(self, algorithm: Algorithm[Any]) -> Handle: ...
 
@@ -54,10 +59,12 @@ class Choosing(BaseLink):
     def _first_way(self, way: Way | None) -> Way | None:
         """What was asked for, or what is known to be fastest; None: it has to be measured.
 
-        Of a large chain it is not known whether threads are better within its products or side by side.
+        Of a large chain it is not known whether threads are better within its products or side by side, nor whether
+        large linear layers had better be stacked or, one client after another, be computed in C.
         """
         self.pool = self._pool(1)
-        unclear = isinstance(self.handle, GraphHandle) or (self.runtime.threads > 1 and not self.budget.loop)
+        large = (self.runtime.threads > 1 or self._has_layers) and not self.budget.loop
+        unclear = isinstance(self.handle, GraphHandle) or large
         if way is None and self.device.type == "cpu" and self.chunk is None and unclear:
             return None
         return self._go(way or self._known())
@@ -84,7 +91,7 @@ class Choosing(BaseLink):
         def run() -> None:
             self._taken(ask, tasks, part, self._fold(at, ask, tasks, part))
 
-        return Trial(run, lambda: all(one.settled for one in self._folds.values()), len(part.clients))
+        return Trial(run, lambda: all(one.settled for one in self._folds.values()), len(part.clients), self._clock)
 
     def _apart(self, at: At, ask: Ask, tasks: list[Task], one: Jobs, steps: Steps, record: bool, jobs: int) -> Trial:
         """A few steps of a client, as often as workers would take clients side by side in a phase of `jobs`.
@@ -108,7 +115,12 @@ class Choosing(BaseLink):
                     for part, done in self.pool.map(work, [one] * count):
                         self._taken(ask, tasks, part, done)
 
-        return Trial(run, settled, count)
+        return Trial(run, settled, count, self._clock)
+
+    @property
+    def _clock(self) -> Callable[[], float]:
+        """What ways are timed by: other work on the machine does not count for a run of one thread."""
+        return time.process_time if self.workers == torch.get_num_threads() == 1 else time.perf_counter
 
     @contextmanager
     def _as_workers(self, steps: Steps) -> Iterator[None]:

@@ -21,7 +21,7 @@ from fedge.engine.clients.recall import Mine, Recall
 from fedge.engine.clients.run_task import Stacked, Upload, finish_keys, fold_one, one_step, parted
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.ways import stacking
-from fedge.handle import GraphHandle
+from fedge.handle import GraphHandle, WrittenHandle
 from fedge.ledger import payload_bytes
 
 FEW = 20_000  # a GPU needs longer to be told to draw so few than the CPU to draw them
@@ -120,8 +120,10 @@ class Folding(Choosing):
 
     @property
     def _has_layers(self) -> bool:
-        """Whether recurrent layers are computed in C: then a step as a whole is not."""
-        return isinstance(self.handle, GraphHandle) and bool(self.handle.program.layers)
+        """Whether some layers are computed in C: then a step as a whole is not."""
+        if isinstance(self.handle, WrittenHandle):
+            return self.handle.program.joins
+        return isinstance(self.handle, GraphHandle) and bool(self.handle.program.layers or self.handle.program.alone)
 
     @property
     def most(self) -> int:

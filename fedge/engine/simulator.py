@@ -24,11 +24,15 @@ from fedge.engine.hardware.device import place
 from fedge.engine.links.base_link import Replies, begins_anew, named
 from fedge.engine.recording import c_library, c_lstm
 from fedge.engine.recording.c_library import NoCompiler
+from fedge.engine.recording.c_linear import direct, rules
+from fedge.engine.recording.pooled_layer import joined
 from fedge.engine.recording.recorder import Traced
+from fedge.engine.recording.turned_layers import turned_in_c
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import MAX_RATIO, Intake, Refused, Total
 from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_limits
+from fedge.engine.uploads.sizes import Usuals
 from fedge.engine.ways import Way, check_way
 from fedge.federation import Federation
 from fedge.handle import FastHandle, GraphHandle, Handle, NotAChain, WrittenHandle, parameters
@@ -45,8 +49,9 @@ class Simulator(Folding):
     mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
     `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
-    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers on a CPU are
-    computed in C wherever there is a compiler, unless `compile` is False. `written=False` leaves
+    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers,
+    convolutions, group norms and large linear layers are computed in C on a CPU wherever there is a compiler, unless
+    `compile` is False. `written=False` leaves
     every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less time is
     spent on finding the fastest way. A model that is not a chain of known layers is batched function by function
     (`fedge.handle.graph`).
@@ -79,7 +84,7 @@ class Simulator(Folding):
         positive("max_ratio", max_ratio, optional=True)
         self.algorithm, self.device, self.precision = algorithm, place(device), precision
         check_precision(precision, self.device)
-        self.layers = compile is not False and self.device.type == "cpu"  # recurrent layers in C, if that is possible
+        self.layers = compile is not False and self.device.type == "cpu"  # some layers in C, if that is possible
         compile = bool(compile)
         check_compile(compile, self.device, self.device.type == "cpu" and not has_convolutions(algorithm.model))
         self.min_replies, self.max_ratio = min_replies, max_ratio
@@ -110,24 +115,27 @@ class Simulator(Folding):
         elif self.written:
             try:
                 options = {"fused": self.compile and not self._in_c, "half": self.precision == "bf16"}
-                return WrittenHandle(algorithm.model, algorithm.loss, self.device, **options)
+                return self._equip(WrittenHandle(algorithm.model, algorithm.loss, self.device, **options))
             except NotAChain as reason:
                 self.slower = str(reason)
                 _tell(self.slower)
         if self.precision == "bf16":
             raise ValueError(f"precision is 'bf16', which needs a chain of known layers: {self.slower}; use 'tf32'")
         if self.written:
-            return GraphHandle(algorithm.model, algorithm.loss, self.device, self._layers(algorithm.model))
+            return self._equip(GraphHandle(algorithm.model, algorithm.loss, self.device))
         kind = FastHandle if self.device.type == "cuda" else Handle
         return kind(algorithm.model, algorithm.loss, self.device)
 
-    def _layers(self, model: nn.Module) -> dict[Any, Any]:
-        """Rules in C for layers of the model."""
-        kinds = (nn.LSTM, nn.LSTMCell)
-        single = any(
-            isinstance(one, kinds) and next(one.parameters()).dtype == torch.float32 for one in model.modules()
-        )
-        return c_lstm.layers() if self.layers and single else {}
+    def _equip(self, handle: Handle) -> Handle:
+        """The handle with layers in C, and images in the better order, where that is wanted and possible."""
+        model = self.algorithm.model
+        if isinstance(handle, WrittenHandle):
+            layers = handle.program.layers
+            handle.program.alone = direct(joined(layers), parameters(model)) if self.layers else layers
+        elif isinstance(handle, GraphHandle):
+            handle.program.layers = c_lstm.layers() if self.layers and has_lstm(model) else {}
+            handle.program.alone = turned_in_c(model) | rules(parameters(model)) if self.layers else {}
+        return handle
 
     def forget(self) -> None:
         """A new cohort holds nothing yet."""
@@ -149,8 +157,7 @@ class Simulator(Folding):
         if self.device.type == "cpu":  # a run goes on as it began: compiled sums are rounded differently
             self.compile = bool(settings.get("compile", False))
             self.layers = bool(settings.get("layers", False))
-            if isinstance(self.handle, GraphHandle):
-                self.handle.program.layers = self._layers(self.algorithm.model)
+            self._equip(self.handle)
         if (way := settings.get("way")) is not None:
             check_way(way, self.chunk)
             self.way = self._go(way)
@@ -177,9 +184,10 @@ class Simulator(Folding):
         self.open(at, asks)
         answers, dropped, asked = [], list[Drop](), list[int]()
         everybody: list[tuple[str, list[Drop]]] = []  # asks that are not by row, and who failed in each
-        for ask in asks:
-            tasks, mine = self.jobs_of(ask, clients)
-            total, bad, up = self.work(at, ask, tasks, mine)
+        parts, usual = [self.jobs_of(ask, clients) for ask in asks], Usuals() if len(asks) > 1 else None
+        worked = [self.work(at, ask, *part, usual=usual) for ask, part in zip(asks, parts, strict=True)]
+        for ask, (tasks, mine), one in zip(asks, parts, worked, strict=True):
+            total, bad, up = self.settled(*one)
             self.ledger.add(self.row(at, ask, tasks[0], mine, up))
             answers.append(total.reply())
             dropped += bad
@@ -204,17 +212,25 @@ class Simulator(Folding):
         return tasks, self.directory.jobs(clients, tasks[0], ask.rows)
 
     def work(
-        self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs, everybody: Jobs | None = None
-    ) -> tuple[Total, list[Drop], int]:
-        """These jobs of an ask: what became of their uploads, who was dropped, and how many bytes came up.
+        self,
+        at: At,
+        ask: Ask,
+        tasks: list[Task],
+        jobs: Jobs,
+        everybody: Jobs | None = None,
+        usual: Usuals | None = None,
+    ) -> tuple[Intake, list[Drop], int]:
+        """These jobs of an ask: what took in their uploads, who was dropped so far, and how many bytes came up.
 
-        `everybody` is all jobs of the ask, if others work on the rest.
+        `everybody` is all jobs of the ask, if others work on the rest; `usual` is shared by all asks of a phase.
         """
         self.held.note_sent(ask, tasks[0])
         if self.way is None and jobs.clients.shape[0]:
             self.way = self._go(self._measured(at, ask, tasks, jobs))
             torch.set_num_threads(self.runtime.threads)
         intake = self.intake(ask, tasks, jobs if everybody is None else everybody)
+        if usual is not None:
+            intake.compared_with(usual)
         up, kept = 0, Kept(tasks)
         dropped: list[Drop] = []
         for part, positions, done in self._done(at, ask, tasks, jobs):
@@ -225,9 +241,12 @@ class Simulator(Folding):
             uploads = {n: one.upload for n, t, one in zip(ask.tasks, tasks, done, strict=True) if not t.private}
             up += sum(one.up for one in done)
             dropped += self._refused(intake.take(part, positions, self.received(part, uploads)))
-        dropped += self._refused(intake.close())
         self.held.keep(kept.parts())
-        return intake.total, dropped, up
+        return intake, dropped, up
+
+    def settled(self, intake: Intake, dropped: list[Drop], up: int) -> tuple[Total, list[Drop], int]:
+        """What became of the uploads of `work`, now that those of all asks of the phase are known."""
+        return intake.total, dropped + self._refused(intake.close()), up
 
     def intake(
         self, ask: Ask, tasks: list[Task], jobs: Jobs, sizes: Callable[[Tensor], Tensor] | None = None
@@ -326,6 +345,12 @@ class Simulator(Folding):
             piece = torch.from_numpy(order[at : at + -(-alike // -(-alike // most))])  # pieces of about one size
             yield Jobs(*(part[piece] for part in jobs))
             at += len(piece)
+
+
+def has_lstm(model: nn.Module) -> bool:
+    """Whether it has such layers in single precision."""
+    layers = (one for one in model.modules() if isinstance(one, nn.LSTM | nn.LSTMCell))
+    return any(next(one.parameters()).dtype == torch.float32 for one in layers)
 
 
 def check_compile(compile: bool, device: torch.device, small: bool = False) -> None:

@@ -12,7 +12,9 @@ from fedge import toml
 from fedge.core import Algorithm
 from fedge.engine import BaseLink, Group, TooFewReplies
 from fedge.experiment.errors import ExperimentError
+from fedge.experiment.fields import Table
 from fedge.experiment.meter import Meter, Progress
+from fedge.experiment.own import copies
 from fedge.experiment.parsing import Experiment
 from fedge.experiment.setup import Setup, build
 from fedge.experiment.training import basics_of, engine_of, observe_of
@@ -150,15 +152,22 @@ class _Job:
                 )
             return self.link(label)
         with self.group.together():
-            engine, rounds = engine_of(self.setup.train), self.setup.train["rounds"]
-            return self.setup.clocked(engine.link(algorithm, self.setup.federation, self.group, rounds=rounds))
+            rounds = self.setup.train["rounds"]
+            try:
+                engine = engine_of(self.setup.train)
+                return self.setup.clocked(engine.link(algorithm, self.setup.federation, self.group, rounds=rounds))
+            except ExperimentError:
+                raise
+            except ValueError as error:  # a field of [train] or [edge]
+                raise ExperimentError(f"{label}: {error}") from error
 
     def write_experiment(self) -> None:
         """So that the folder alone is enough to go on."""
+        self.group.first(lambda: write_copies(self.experiment.table(), self.out))
         self._write(toml.dump(self.experiment.table()))
 
     def _write(self, text: str) -> None:
-        self.group.first(lambda: write_file(self.out / EXPERIMENT_FILE, text))
+        self.group.first(lambda: write_file(self.out / EXPERIMENT_FILE, text.encode()))
 
 
 def _enter(stack: ExitStack, out: Path) -> None:
@@ -197,9 +206,15 @@ def train_one(
         raise ExperimentError(f"{label}: {error}") from error
 
 
-def write_file(path: Path, text: str) -> None:
+def write_copies(tables: Table, out: Path) -> None:
+    """The user's own files as they are run, for when somebody changes them."""
+    for name, content in copies(tables).items():
+        write_file(out / name, content)
+
+
+def write_file(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_atomically(path, text.encode())
+        atomic.write_atomically(path, content)
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error

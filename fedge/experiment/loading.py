@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ from fedge.core import Algorithm
 from fedge.data import Data
 from fedge.evaluate import problem_at
 from fedge.experiment.errors import ExperimentError
-from fedge.experiment.own import code_of, marked, unread
+from fedge.experiment.own import code_of, copies_allowed, marked, unread
 from fedge.experiment.parsing import parse
 from fedge.experiment.setup import build_algorithms, load_data
 from fedge.federation import Federation
 from fedge.handle import Handle
 from fedge.inputs import Inputs
-from fedge.ledger import Ledger, Row
+from fedge.ledger import Ledger
 from fedge.problem import Problem
 from fedge.runs import checkpoint
-from fedge.runs.experiments import records, run_folders
-from fedge.runs.folder import BEST, RunFolderError, as_plain, first_difference
+from fedge.runs.contents import check_content
+from fedge.runs.differences import as_plain, first_difference
+from fedge.runs.experiments import run_folders
+from fedge.runs.folder import BEST, RunFolder, RunFolderError
+from fedge.runs.lines import parse as parse_line
 from fedge.runs.log import fields
 from fedge.runs.run import Run
 
@@ -37,35 +41,42 @@ def load_run(
 
     What an experiment file made is made again from it, without the data. A run that was started from Python needs
     its `algorithm`, with a model of the same kind; the parameters are the trained ones. So does a run whose model or
-    algorithm is a part of your own (`mine.py:Net`), unless `run_code` allows the file that the folder names to be run.
+    algorithm is a part of your own (`mine.py:Net`), unless `run_code` allows the file that the folder names to be run,
+    or the folder's copy of it if it has changed since.
     """
     folder = Path(folder)
-    content = _checkpoint(folder, BEST if best else "checkpoint.pt")
+    last = _checkpoint(folder, "checkpoint.pt")
+    content = _checkpoint(folder, BEST) if best else last
+    _check_config(folder, content["config"], last["config"], BEST)
+    table = _config(folder, last["config"])
+    history, rows = RunFolder(folder).recorded(last, "load")
     if algorithm is None:
-        algorithm = _algorithm(folder, content["config"], run_code)
+        algorithm = _algorithm(folder, table, run_code)
     else:
         _check_same(folder, algorithm, content["config"])
-    rounds, handle, example = content["round"], Handle(algorithm.model, algorithm.loss), _zeros(_about(folder))
+    about = _about(folder)
+    rounds, handle, example = content["round"], Handle(algorithm.model, algorithm.loss), _zeros(about)
     return Run(
         algorithm,
         content["state"],
         handle,
-        records(folder)[:rounds],
-        Ledger([Row(**row) for row in _rows(folder) if row["round"] <= rounds]),
+        history[:rounds],
+        Ledger([row for row in rows if row.round <= rounds]),
         content.get("clients", {}),
         ended="" if best else _ended(folder, rounds),
         example=example,
-        problem=_problem(algorithm, handle, example, _about(folder)),
+        problem=_problem(algorithm, handle, example, about),
+        classes=tuple(about.get("names") or map(str, about.get("values", ()))),
     )
 
 
 def _ended(folder: Path, rounds: int) -> str:
     """Why it was enough before all rounds were done, if it was."""
     try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        summary = parse_line((folder / "summary.json").read_bytes())
+    except OSError:
         return ""  # it is not finished
-    return str(summary.get("ended", "")) if summary.get("rounds") == rounds else ""
+    return str(summary.get("ended", "")) if summary is not None and summary.get("rounds") == rounds else ""
 
 
 def _problem(algorithm: Algorithm[Any], handle: Handle, example: Inputs, about: dict[str, Any]) -> Problem:
@@ -88,15 +99,52 @@ def _checkpoint(folder: Path, file: str) -> dict[str, Any]:
     if not (folder / file).is_file():
         raise RunFolderError(f'{folder} has no best round: it was not trained with keep = "best" in [train]')
     try:
-        return checkpoint.load(folder / file)
+        content = checkpoint.load(folder / file)
+        check_content(content if file != BEST else {"engine": {}, **content})
+        return content
     except checkpoint.CheckpointError as error:
-        raise RunFolderError(f"cannot load the run: {error}") from None
+        where = "" if str(folder) in str(error) else f"{folder / file}: "
+        raise RunFolderError(f"cannot load the run: {where}{error}") from None
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Errors in it are those of a file that is not as it was written."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunFolderError(
+            f"cannot load the run: {path} is missing or damaged ({what}): restore it from a copy"
+        ) from error
+
+
+def _config(folder: Path, written: dict[str, Any]) -> dict[str, Any]:
+    """The configuration in the folder, which has to be that of the checkpoint."""
+    path = folder / "config.toml"
+    with _whole(path):
+        table = tomllib.loads(path.read_text("utf-8"))
+    _check_config(folder, table, written, path.name)
+    return table
+
+
+def _check_config(folder: Path, found: Any, written: dict[str, Any], file: str) -> None:
+    difference = first_difference(written, {**found, "code": written.get("code")})  # files are checked by `own`
+    if difference is not None:
+        name, old, new = difference
+        raise RunFolderError(
+            f"cannot load the run: {folder / file} has {name} = {new!r}, but checkpoint.pt was written with {old!r}: "
+            "one of them is of another run"
+        )
 
 
 def _algorithm(folder: Path, config: dict[str, Any], run_code: bool) -> Algorithm[Any]:
     if "model" not in config:
         raise RunFolderError(f"{folder} was started from Python: give its algorithm, load_run(folder, algorithm)")
-    table = marked(tomllib.loads((folder / "config.toml").read_text("utf-8")), folder)
+    with copies_allowed() if run_code else nullcontext():
+        table = marked(config, folder)
     needed = code_of({"model": table["model"], "algorithm": table["algorithm"]})
     if needed and not run_code:
         files = ", ".join(one["path"] for one in needed.values())
@@ -126,7 +174,14 @@ def _check_same(folder: Path, algorithm: Algorithm[Any], config: dict[str, Any])
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "clients.json").read_text("utf-8"))
+    """What is known of the clients and their examples."""
+    path = folder / "clients.json"
+    with _whole(path):
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if type(found["clients"]) is not int or found["clients"] < 1:
+            raise ValueError(f"clients is {found['clients']!r}")
+        if _zeros(found) is not None:
+            _target(found), int(found["classes"]), tuple(found["names"])
     return found
 
 
@@ -158,8 +213,3 @@ def _like(kind: dict[str, Any]) -> Inputs:
     if "parts" in kind:
         return tuple(_like(one) for one in kind["parts"])
     return torch.zeros(1, *kind["shape"], dtype=getattr(torch, kind["type"]))
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "ledger.jsonl").read_text("utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]

@@ -3,14 +3,16 @@
     [model]
     name = "mine.py:Net"     # the class Net of mine.py, which lies beside the experiment file
 
-A name knows the file's place and its SHA-256, so a run never goes on with other code than it began with. Loading a part
-runs the file, as `python mine.py` would; within `unread` nothing is run.
+A name knows the file's place and its SHA-256, so a run never goes on with other code than it began with. The folder of
+the runs has a copy of the file, for when it has changed since. Loading a part runs the file, as `python mine.py` would;
+the copy is run within `copies_allowed` alone, and within `unread` nothing is run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,11 +25,14 @@ from typing import Any
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
 
+log = logging.getLogger(__name__)
+
 Table = dict[str, Any]
 CODE = "code"  # the table of an experiment that says where the files are
 _NAME = re.compile(r"(?P<file>[^:\n\0]+\.py):(?P<thing>[A-Za-z_]\w*)")
-_MODULES: dict[tuple[str, str], ModuleType] = {}
+_MODULES: dict[tuple[str, str], tuple[ModuleType, bytes]] = {}  # by place and checksum, with what was run
 _UNREAD: ContextVar[bool] = ContextVar("unread", default=False)
+_COPIES: ContextVar[bool] = ContextVar("copies", default=False)
 
 
 class Own(str):
@@ -35,6 +40,21 @@ class Own(str):
 
     path: str
     sha256: str
+    folder: str = ""  # of the run or the runs whose table [code] names it
+    copy_allowed: bool = False
+
+    @property
+    def copy(self) -> Path | None:
+        """The copy that the folder of the runs has: beside the table that names the file, or one folder above."""
+        if not self.folder:
+            return None
+        places = (Path(self.folder) / copy_name(self), Path(self.folder).parent / copy_name(self))
+        return next((one for one in places if one.is_file() and _checksum(one.read_bytes()) == self.sha256), None)
+
+    @property
+    def came_with_the_run(self) -> bool:
+        """Whether the file lies in the very folder that names it."""
+        return bool(self.folder) and Path(self.path).is_relative_to(self.folder)
 
     @property
     def file(self) -> str:
@@ -52,11 +72,27 @@ class Unread:
 @contextmanager
 def unread() -> Iterator[None]:
     """To look at an experiment without running anybody's code: fields of own parts are taken as they are."""
-    token = _UNREAD.set(True)
+    with _set(_UNREAD):
+        yield
+
+
+@contextmanager
+def copies_allowed() -> Iterator[None]:
+    """Names that are read here may run the copy in the folder that names them, if the file itself has changed.
+
+    Whoever can write to a folder can put another copy and its checksum there, so the user must have asked for it.
+    """
+    with _set(_COPIES):
+        yield
+
+
+@contextmanager
+def _set(which: ContextVar[bool]) -> Iterator[None]:
+    token = which.set(True)
     try:
         yield
     finally:
-        _UNREAD.reset(token)
+        which.reset(token)
 
 
 def marked(tables: Mapping[str, Any], folder: Path | None = None) -> Table:
@@ -86,19 +122,34 @@ def _own(value: str, file: str, known: Any, folder: Path) -> Own:
     found = Own(value)
     path = (folder / Path(str(known.get("path", file))).expanduser()).resolve()
     found.path = str(path)
-    found.sha256 = str(known["sha256"]) if "sha256" in known else _checksum(_content(value, path))
+    if "sha256" not in known:
+        found.sha256 = _checksum(_content(value, path))
+        return found
+    found.sha256, found.folder, found.copy_allowed = str(known["sha256"]), str(folder.resolve()), _COPIES.get()
     return found
+
+
+def copy_name(name: Own) -> str:
+    """What the copy of its file is called: mine-1242dac124d0.py."""
+    return f"{Path(name.path).stem}-{name.sha256[:12]}.py"
+
+
+def copies(tables: Any) -> dict[str, bytes]:
+    """The files that tables name, as the copies in the folder of the runs have them, by the copies' names."""
+    return {copy_name(name): _content_of(name) for name in _names(tables)}
 
 
 def code_of(tables: Any) -> Table:
     """The table [code] of tables with own parts: {"mine.py": {"path": ..., "sha256": ...}}."""
-    found: Table = {}
+    return {name.file: {"path": name.path, "sha256": name.sha256} for name in _names(tables)}
+
+
+def _names(tables: Any) -> Iterator[Own]:
     for value in tables.values() if isinstance(tables, Mapping) else tables:
         if isinstance(value, Own):
-            found[value.file] = {"path": value.path, "sha256": value.sha256}
+            yield value
         elif isinstance(value, Mapping | list | tuple):
-            found |= code_of(value)
-    return found
+            yield from _names(value)
 
 
 def find(name: Own, where: str) -> Any:
@@ -117,16 +168,41 @@ def find(name: Own, where: str) -> Any:
 
 
 def _module(name: Own, where: str) -> ModuleType:
+    """What was run once stays, whatever becomes of the file: these are the bytes that the name stands for."""
     key = (name.path, name.sha256)
-    content = _content(name, Path(name.path))
-    if _checksum(content) != name.sha256:
-        raise ExperimentError(
-            f"{where}: {name.path} has changed since it was first read: its SHA-256 was {name.sha256[:12]}..., now it "
-            f"is {_checksum(content)[:12]}...; restore the file, or start another run"
-        )
     if key not in _MODULES:
-        _MODULES[key] = _run(name, content, where)
-    return _MODULES[key]
+        content = _verified(name, where)
+        _MODULES[key] = _run(name, content, where), content
+    return _MODULES[key][0]
+
+
+def _content_of(name: Own) -> bytes:
+    known = _MODULES.get((name.path, name.sha256))
+    return _verified(name, name.file) if known is None else known[1]
+
+
+def _verified(name: Own, where: str) -> bytes:
+    """The bytes with the checksum on record: of the file, or of the copy where that is allowed."""
+    path, copy = Path(name.path), name.copy
+    content = path.read_bytes() if path.is_file() else None
+    if content is not None and _checksum(content) == name.sha256:
+        if name.came_with_the_run and not name.copy_allowed:
+            raise ExperimentError(
+                f"{where}: {path} lies in the folder of the run, and whoever made the folder may have written it: "
+                f"look at it, then `fedge run --resume --out DIR --run-code`"
+            )
+        return content
+    change = "is gone" if content is None else "has changed"
+    if copy is not None and name.copy_allowed and _checksum(kept := copy.read_bytes()) == name.sha256:
+        log.warning("%s %s since the run began: running the copy %s", path, change, copy)
+        return kept
+    hint = "" if copy is None else f"; {copy} is a copy, which `fedge run --resume --out DIR --run-code` goes on with"
+    if content is None:
+        raise ExperimentError(f"{where}: {_unreadable(name, path, 'there is no such file')}{hint}")
+    raise ExperimentError(
+        f"{where}: {path} has changed since it was first read: its SHA-256 was {name.sha256[:12]}..., now it "
+        f"is {_checksum(content)[:12]}...; restore the file, or start another run{hint}"
+    )
 
 
 def _run(name: Own, content: bytes, where: str) -> ModuleType:
@@ -161,9 +237,11 @@ def _content(name: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ExperimentError(
-            f"{name}: cannot read {path}: {error.strerror}; a file is named from the folder of the experiment file"
-        ) from None
+        raise ExperimentError(_unreadable(name, path, error.strerror)) from None
+
+
+def _unreadable(name: str, path: Path, why: str | None) -> str:
+    return f"{name}: cannot read {path}: {why}; a file is named from the folder of the experiment file"
 
 
 def _checksum(content: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fedge import toml
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.override import override
-from fedge.experiment.own import marked, own_in, unread
+from fedge.experiment.own import copies_allowed, marked, own_in, unread
 from fedge.experiment.parsing import Experiment, brings_clients, federation_of, parse
 from fedge.experiment.setup import deal, load_data
 from fedge.experiment.sweeps import Sweep, read_sweep
@@ -29,6 +29,7 @@ class Plan:
     sweep: Sweep
     folder: Path
     resume: bool
+    run_code: bool = False  # the folder's copies of the user's own files may be run
 
     @property
     def experiment(self) -> Experiment:
@@ -110,8 +111,19 @@ def plan(
     out: Path | None = None,
     resume: bool = False,
     root: Path = ROOT,
+    run_code: bool = False,
 ) -> Plan:
-    """Find experiment and folder, or say why there is nothing to do."""
+    """Find experiment and folder, or say why there is nothing to do.
+
+    With `run_code` a run that goes on may run the folder's copy of a file of the user's own that has changed.
+    """
+    if run_code:
+        if not resume or out is None or file is not None:
+            raise ExperimentError(
+                "--run-code is for the copies in a folder of runs: use it with --resume --out DIR alone"
+            )
+        with copies_allowed():
+            return replace(_further(None, settings, out, root), run_code=True)
     if resume:
         return _further(file, settings, out, root)
     sweep = load_sweep(file, settings)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedge import inputs, preflight
-from fedge.algorithms.asynchronous import Late
+from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
@@ -64,9 +64,19 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
 
 def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -> None:
     """Said before there is a folder: a server that does not wait needs to know who answers when."""
-    if experiment.edge is None and (late := Late.of(algorithm)) is not None:
-        name = type(late.algorithm).__name__
+    inside = algorithm
+    while not isinstance(inside, Asynchronous) and hasattr(inside, "inner"):
+        inside = inside.inner
+    if isinstance(inside, Asynchronous) and Late.of(algorithm) is None:
+        outer, name = type(algorithm).__name__, type(inside).__name__
+        raise ExperimentError(f"{where}: {outer} needs rounds, and {name} has none: only Averaged goes around it")
+    if (late := Late.of(algorithm)) is None:
+        return
+    name, edge = type(late.algorithm).__name__, edge_of(experiment.edge)
+    if edge is None:
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
+    if edge.policy is not None or edge.choose is not None:
+        raise ExperimentError(f"{where}: {name} waits for nobody: leave out policy and choose in [edge]")
 
 
 def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:

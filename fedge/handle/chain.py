@@ -18,7 +18,7 @@ from fedge.handle.layer import Call, Layer, NotAChain
 
 def read(module: nn.Module) -> list[Layer]:
     """The layers of a module in the order in which they are applied."""
-    traced = _trace(module)
+    traced = trace(module)
     layers: list[Layer] = []
     current: Any = None
     for node in traced.graph.nodes:
@@ -46,7 +46,8 @@ class _Tracer(Tracer):
         return super().is_leaf_module(m, module_qualified_name) or bool(_match(Call("", type(m), m)))
 
 
-def _trace(module: nn.Module) -> GraphModule:
+def trace(module: nn.Module) -> GraphModule:
+    """The calls of a module's forward pass; `NotAChain` says why they cannot be followed."""
     for name, part in module.named_modules():
         hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
         if any(hooks) or hasattr(part, "parametrizations"):

@@ -37,15 +37,16 @@ class Differentiated:
     """The gradient of a module and a loss by autograd, for one client and for many.
 
     `patches`: convolutions as products of patches and weights, which is right for a GPU. `layers`: other rules for
-    recurrent layers of many clients.
+    recurrent layers of many clients. `alone`: functions to call in place of torch's, for one client.
     """
 
     def __init__(self, handle: Handle, patches: bool, layers: Rules | None = None) -> None:
         self.handle, self.loss, self.patches, self.layers = handle, handle.per_example, patches, layers
+        self.alone: Rules = {}
 
     def one(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradient of one job."""
-        return self._backward(lambda own: self.handle.logits(own, x, key, Alone()), y, mask, params)
+        return self._backward(lambda own: self.handle.logits(own, x, key, Alone(self.alone)), y, mask, params)
 
     def many(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""

@@ -97,7 +97,7 @@ class Weighted(Layer):
 
 def pair(size: Any) -> tuple[int, int]:
     """A height and a width, where torch takes one number for both."""
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
 
 def arguments(args: tuple[Any, ...], options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Any]:

@@ -26,11 +26,17 @@ from fedge.losses import is_cross_entropy
 class Program:
     """The written-down gradient of a chain and a loss.
 
-    `half`: layers compute in bfloat16, on parameters, losses and gradients that stay as they are.
+    `half`: layers compute in bfloat16, on parameters, losses and gradients that stay as they are. `alone` are the
+    layers for one job on a CPU, some of which may be joined (`join`).
     """
 
     def __init__(self, layers: list[Layer], loss: Loss, fused: bool = False, half: bool = False) -> None:
         self.layers, self.loss, self.fused, self.half = layers, loss, fused, half
+        self.alone = layers
+
+    @property
+    def joins(self) -> bool:
+        return self.alone != self.layers
 
     def many(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""
@@ -44,7 +50,7 @@ class Program:
         """The gradient of one job."""
         if x.device.type == "cpu" and not self.half:
             tape = One(params, key)
-            for layer in self.layers:
+            for layer in self.alone:
                 x = layer.one(tape, x)
             return tape.backward(self.downhill(x, y, mask))
         first = {name: leaf.unsqueeze(0) for name, leaf in params.items()}

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fedge.report.curves import accuracy, headline, loss, metric
 from fedge.report.dropouts import dropouts_figure, dropped
+from fedge.report.groups import grouped
 from fedge.report.heatmap import class_accuracy, partition_figure
 from fedge.report.read import RunFolder
 from fedge.report.series import Against, curve, is_asked_for, last, own_metrics
@@ -54,13 +55,10 @@ def pictures(runs: Sequence[RunFolder], target: float | None = None) -> Iterator
     """What these runs have data for, in the order of the page."""
     yield from _curves(runs, target)
     if any(last(run, "test_class_accuracy") for run in runs):
-        caption = "Test accuracy by class, at the last evaluated round"
+        mean = ", mean over seeds" if len(grouped(runs)) < len(runs) else ""
+        caption = f"Test accuracy by class, at the last evaluated round{mean}"
         yield Picture("class_accuracy", "classes", caption, class_accuracy(runs))
-    with_clock = [run for run in runs if last(run, "timeline")]
-    for number, run in enumerate(with_clock[:MOST_TIMELINES], 1):
-        name = "timeline" if number == 1 else f"timeline_{number}"
-        at, drawn = timeline(run)
-        yield Picture(name, "devices", f"Round {at} of {run.label}, client by client", drawn)
+    yield from _timelines(runs)
     yield from _federations(runs)
     if any(drops for run in runs for drops in dropped(run)):
         yield Picture("dropouts", "dropouts", "Dropped replies per round", dropouts_figure(runs))
@@ -112,6 +110,19 @@ def listed(labels: Sequence[str], most: int = 6) -> str:
     """All of them, or the first few and how many more there are."""
     more = f" and {len(labels) - most} others" if len(labels) > most else ""
     return ", ".join(labels[:most]) + more
+
+
+def with_timeline(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """The first run of every configuration whose rounds have a time line: those of other seeds look alike."""
+    firsts = ([run for run in group.runs if last(run, "timeline")][:1] for group in grouped(runs))
+    return [run for first in firsts for run in first]
+
+
+def _timelines(runs: Sequence[RunFolder]) -> Iterator[Picture]:
+    for number, run in enumerate(with_timeline(runs)[:MOST_TIMELINES], 1):
+        name = "timeline" if number == 1 else f"timeline_{number}"
+        at, drawn = timeline(run)
+        yield Picture(name, "devices", f"Round {at} of {run.label}, client by client", drawn)
 
 
 def _federations(runs: Sequence[RunFolder]) -> Iterator[Picture]:

@@ -50,8 +50,24 @@ def _differences(group: Sequence[RunFolder]) -> list[str]:
     keys = differing(flat)
     if len(keys) > MOST_KEYS:
         return [""] * len(group)
-    short = shorten(keys)
-    return [", ".join(f"{short[key]}={config.get(key, 'default')}" for key in keys) for config in flat]
+    heads = _heads(keys)
+    short = shorten(heads)
+    return [", ".join(f"{short[head]}={_value(config, head, keys)}" for head in heads) for config in flat]
+
+
+def _heads(keys: Sequence[str]) -> list[str]:
+    """The keys, with those of a table that has a name, such as a policy, as one."""
+    tables = {key.removesuffix(".name") for key in keys if key.endswith(".name")}
+    return list(dict.fromkeys(next((one for one in tables if key.startswith(f"{one}.")), key) for key in keys))
+
+
+def _value(config: dict[str, Any], head: str, keys: Sequence[str]) -> str:
+    """A value, or `deadline(seconds=0.5)` of a table with a name: its fields among the keys."""
+    if head in config or f"{head}.name" not in config:
+        return str(config.get(head, "default"))
+    fields = [key for key in keys if key.startswith(f"{head}.") and key in config and key != f"{head}.name"]
+    told = ", ".join(f"{key.removeprefix(f'{head}.')}={config[key]}" for key in fields)
+    return f"{config[f'{head}.name']}({told})" if told else str(config[f"{head}.name"])
 
 
 def varying(flat: Sequence[dict[str, Any]]) -> list[str]:

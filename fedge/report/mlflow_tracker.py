@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 DATABASE, ID = "mlflow.db", "mlflow.txt"
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # unless you set them
 
 
 @contextmanager
@@ -38,6 +40,8 @@ class MLflow(Tracker):
             from mlflow import MlflowClient
         except ImportError as error:
             raise missing("mlflow", "logging to MLflow") from error
+        for name, value in PATIENCE.items():  # by default a server that is away holds up a round for minutes
+            os.environ.setdefault(name, value)
         own = Path(folder).resolve()
         own.mkdir(parents=True, exist_ok=True)
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own.parent / DATABASE}"
@@ -65,8 +69,10 @@ class MLflow(Tracker):
         return run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        for tag, value in values.items():
-            self._client.log_metric(self.run, tag, value, step=step)
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(self.run, [Metric(tag, value, now, step) for tag, value in values.items()])
 
     def close(self) -> None:
         self._client.set_terminated(self.run)

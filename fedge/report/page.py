@@ -11,12 +11,22 @@ from string import Template
 from typing import Any, NamedTuple
 
 from fedge.report.curves import NOISY
-from fedge.report.figures import MOST_FEDERATIONS, MOST_UNASKED, Picture, Section, drawn_metrics, federations, listed
+from fedge.report.figures import (
+    MOST_FEDERATIONS,
+    MOST_TIMELINES,
+    MOST_UNASKED,
+    Picture,
+    Section,
+    drawn_metrics,
+    federations,
+    listed,
+    with_timeline,
+)
 from fedge.report.filters import Filters
 from fedge.report.groups import Group, grouped
 from fedge.report.losses import other_losses
 from fedge.report.read import RunFolder
-from fedge.report.series import curve, has_no_accuracy
+from fedge.report.series import curve, has_no_accuracy, last
 from fedge.report.style import BEST, MOST_LINES, looks, rank
 from fedge.report.svg import inline
 from fedge.report.tables import MOST_DROPS, device_table, dropouts_table, summary_table, table
@@ -90,7 +100,8 @@ def _sections(
     if by_class := _figures(drawn, "classes"):
         yield _section("By class", by_class)
     if on_devices := _figures(drawn, "devices"):
-        yield _section("On the devices", *filter(None, (device_table(runs), on_devices)), _note(DEVICES))
+        tables = filter(None, (device_table(runs), on_devices))
+        yield _section("On the devices", *tables, *_untimed(runs), _note(DEVICES))
     yield _section("Federation", _federation(runs, drawn))
     if drops := _figures(drawn, "dropouts"):
         yield _section("Drop-outs", drops, *_dropouts(runs))
@@ -104,6 +115,15 @@ def _undrawn(runs: Sequence[RunFolder]) -> Iterator[str]:
     if gone := drawn_metrics(runs)[1]:
         why = f"of the metrics that are computed without being asked for, the first {MOST_UNASKED} are drawn"
         yield _note(f"No figure of {', '.join(gone)}: {why}. rounds.jsonl of each run and fedge.results have all.")
+
+
+def _untimed(runs: Sequence[RunFolder]) -> Iterator[str]:
+    """Of which runs the time lines are, where not all are drawn."""
+    found, count = with_timeline(runs), sum(1 for run in runs if last(run, "timeline"))
+    if count > min(len(found), MOST_TIMELINES):
+        which = "every" if len(found) <= MOST_TIMELINES else f"the first {MOST_TIMELINES} of {len(found)}"
+        of = f"{which} configuration{'s' * (which != 'every')}"
+        yield _note(f"Time lines of the first run of {of}; rounds.jsonl of each of the {count} runs has its own.")
 
 
 def _every_run(runs: Sequence[RunFolder], shown: Sequence[tuple[Group, str]], target: float | None) -> Iterator[str]:

@@ -168,7 +168,8 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def _round(run: RunFolder, at: int) -> int:
-    return int(run.rounds[at].get("round", at + 1))
+    found = run.rounds[at].get("round")
+    return int(found) if is_number(found) else at + 1
 
 
 def _numbers(records: Iterable[dict[str, Any]], key: str) -> list[float]:

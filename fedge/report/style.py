@@ -39,7 +39,7 @@ STROKES: tuple[Stroke, ...] = (
     (0, (5, 1.4, 1.2, 1.4, 1.2, 1.4)),
     (0, (2.5, 1.5)),
 )
-MOST_LINES, BEST = 12, 8  # lines with a colour; of more, so many of the best
+MOST_LINES, BEST = 12, 7  # lines with a colour; of more, so many of the best: the eighth is grey, as the others are
 PLAIN = "#B8BEC6"  # of the others
 SIZE = (6.0, 3.7)  # inches
 TEXT, SMALL = 10.0, 9.0  # points

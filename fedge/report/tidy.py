@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +52,9 @@ def results(*folders: Path | str, target: float | None = None, per: Literal["run
     >>> frame = fedge.results("runs/steps").frame()  # of pandas, if it is installed  # doctest: +SKIP
     >>> frame.groupby("algorithm.lr")["final_accuracy"].agg(["mean", "std"])  # doctest: +SKIP
 
-    A folder is a run's, or holds runs; one that failed before its first round is a row too. Columns:
+    A folder is a run's, or holds runs; one that failed before its first round is a row too. Rows are in the order of
+    the folders given, and within one in that of the runs' names, numbers by their size (`seed-2` before `seed-10`):
+    the same in whatever order the runs were made. Columns:
     `folder`, `label`, `state` (done, failed, unfinished), every field of the configuration in which the runs
     differ (`algorithm.lr`, `train.seed`), and what came of them, your own metrics
     among it (`final_f1`). With a `target` accuracy, that of the experiment file unless another is given, there are also
@@ -70,8 +74,14 @@ def results(*folders: Path | str, target: float | None = None, per: Literal["run
         inside = run_folders(Path(folder), tried=True)
         if not inside:
             raise ReportError(f"{folder} holds no run: name a folder that `fedge run` or `fedge.train` wrote")
-        found += inside
+        found += sorted(inside, key=_natural)
     return Results(tidy(found, target) if per == "run" else rounds(found))
+
+
+def _natural(folder: Path) -> list[tuple[float, str]]:
+    """An order of names in which 2 is before 10, and 0.05 before 0.1."""
+    parts = re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?|\D+", folder.name)
+    return [(float(part), "") if part[0].isdigit() else (math.inf, part) for part in parts]
 
 
 def tidy(folders: Sequence[Path], target: float | None) -> list[Row]:

@@ -6,27 +6,47 @@ with open_tracker("mlflow", "runs/mine", "mine") as tracker:
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedge.checks import choice
-from fedge.report.errors import MissingExtra
+from fedge.report.errors import MissingExtra, ReportError
 from fedge.report.labels import flatten
 from fedge.report.series import is_number
 
+log = logging.getLogger("fedge")
 TAGS = {"up_bytes": "bytes/up", "down_bytes": "bytes/down", "seconds": "seconds"}
 SETS = ("test_", "train_")
 PACKAGES = {"tensorboard": "report", "mlflow": "mlflow", "wandb": "wandb"}  # and the extras that bring them
 
 
 class Tracker(ABC):
-    """Takes the record of every round; `on_round=tracker.log`."""
+    """Takes the record of every round; `on_round=tracker.log`.
+
+    A tool that fails, as one whose server is away, does not end a run: that is said once, and it gets no more rounds.
+    """
+
+    failed = False
 
     def log(self, record: Mapping[str, Any]) -> None:
         """The numbers of one round; NaN and infinity are left out."""
-        self.write(int(record["round"]), scalars(record))
+        self._try(lambda: self.write(int(record["round"]), scalars(record)))
+
+    def end(self) -> None:
+        """No more rounds come."""
+        self._try(self.close)
+
+    def _try(self, what: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            what()
+        except Exception as error:
+            self.failed = True
+            log.warning("%s gets no more rounds, the run goes on: %s", type(self).__name__, _line(error))
 
     @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -38,7 +58,7 @@ class Tracker(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.end()
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -84,7 +104,19 @@ class TensorBoard(Tracker):
 def open_tracker(kind: str, folder: Path | str, title: str, config: Mapping[str, Any] | None = None) -> Tracker:
     """A tracker for one run: its folder, its name, and its configuration for the tools that show one."""
     choice("tracker", kind, TRACKERS)
-    return TRACKERS[kind](Path(folder), title, config or {})
+    try:
+        return TRACKERS[kind](Path(folder), title, config or {})
+    except MissingExtra:
+        raise
+    except Exception as error:  # a server that is away, a folder that cannot be written, a project that is refused
+        raise ReportError(
+            f"cannot log to {kind}, {_line(error)}: see that it can be reached, or leave it out"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    words = "".join(one if one.isprintable() else " " for one in str(error)[:2000])
+    return f"{type(error).__name__}: {' '.join(words.split())[:300]}"
 
 
 def _tensorboard(folder: Path, title: str, config: Mapping[str, Any]) -> Tracker:

@@ -77,7 +77,7 @@ def is_finished(run: Path, rounds: int, until: bool = False) -> bool:
     try:
         summary: Any = json.loads((run / "summary.json").read_text("utf-8"))
         return bool(summary["rounds"] >= rounds or (until and summary.get("ended")))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return False
 
 
@@ -91,7 +91,7 @@ def failure(run: Path) -> str | None:
     """Why a run failed when it was last tried, or None."""
     try:
         return str(json.loads((run / FAILURE_FILE).read_text("utf-8"))["failed"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

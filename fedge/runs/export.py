@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from fedge.checks import nearest
 from fedge.inputs import Inputs, arguments, map_
 from fedge.runs import atomic
 
+About = Mapping[str, str]  # what a file says beside the tensors
+
 
 class ExportError(ValueError):
     """What cannot be written as a file, and what to do."""
@@ -26,14 +29,18 @@ class MissingFormat(ImportError):
     """A format whose package is not installed."""
 
 
-def save(module: nn.Module, path: Path, example: Inputs) -> Path:
-    """Write a module by the suffix of the path; formats that hold the program need an example of its input."""
+def save(module: nn.Module, path: Path, example: Inputs, classes: Sequence[str] = ()) -> Path:
+    """Write a module by the suffix of the path; formats that hold the program need an example of its input.
+
+    Formats that have room for it say what the classes are called, as a JSON list under the key `classes`.
+    """
     write = FORMATS.get(path.suffix)
     if write is None:
         known = ", ".join(FORMATS)
         raise ExportError(f"{path} ends in {path.suffix!r}{nearest(path.suffix, FORMATS)}: choose one of {known}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_atomically(path, write(module, example))
+    about = {"classes": json.dumps(list(classes), ensure_ascii=False)} if classes else {}
+    atomic.write_atomically(path, write(module, example, about))
     return path
 
 
@@ -42,14 +49,15 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: leaf.detach().clone().contiguous() for name, leaf in module.state_dict().items()}
 
 
-def _state_dict(module: nn.Module, example: Inputs) -> bytes:
+def _state_dict(module: nn.Module, example: Inputs, about: About) -> bytes:
+    """The tensors alone: whatever else was in it would be one more name for `load_state_dict`."""
     buffer = io.BytesIO()
     torch.save(_tensors(module), buffer)
     return buffer.getvalue()
 
 
-def _safetensors(module: nn.Module, example: Inputs) -> bytes:
-    written: bytes = _needs("safetensors.torch").save(_tensors(module))
+def _safetensors(module: nn.Module, example: Inputs, about: About) -> bytes:
+    written: bytes = _needs("safetensors.torch").save(_tensors(module), about or None)
     return written
 
 
@@ -64,20 +72,23 @@ def _program(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram
         return torch.export.export(module, args, named, dynamic_shapes=shapes)
 
 
-def _torch_export(module: nn.Module, example: Inputs) -> bytes:
+def _torch_export(module: nn.Module, example: Inputs, about: About) -> bytes:
     buffer = io.BytesIO()
-    torch.export.save(_program(module, example), buffer)
+    torch.export.save(_program(module, example), buffer, extra_files=dict(about))
     return buffer.getvalue()
 
 
-def _onnx(module: nn.Module, example: Inputs) -> bytes:
+def _onnx(module: nn.Module, example: Inputs, about: About) -> bytes:
     _needs("onnx")
     _needs("onnxscript")
     with _quiet():
         names = ["x"] if isinstance(example, Tensor) else list(arguments(example)[1]) or None
         program = torch.onnx.export(_program(module, example), dynamo=True, input_names=names, output_names=["scores"])
     assert program is not None
-    written: bytes = program.model_proto.SerializeToString()
+    proto = program.model_proto
+    for key, value in about.items():
+        proto.metadata_props.add(key=key, value=value)
+    written: bytes = proto.SerializeToString()
     return written
 
 
@@ -102,7 +113,7 @@ def _needs(name: str):  # type: ignore[no-untyped-def]
         raise MissingFormat(f"this format needs {package}: pip install 'fedge[export]'", name=package) from error
 
 
-FORMATS: dict[str, Callable[[nn.Module, Inputs], bytes]] = {
+FORMATS: dict[str, Callable[[nn.Module, Inputs, About], bytes]] = {
     ".safetensors": _safetensors,
     ".pt": _state_dict,
     ".pt2": _torch_export,

@@ -4,7 +4,8 @@
     ledger.jsonl    one object per ask              clients.json   examples by client and label
     checkpoint.pt   the state, atomic               summary.json   the result, once it is there
     good.pt         the last checkpoint known to be of use, while that is not checkpoint.pt (`fedge.runs.health`)
-    best.pt         the state of the best round, if it is kept
+    best.pt         the state of the best round, if it is kept; while the checkpoint is written that has this round,
+                    a new one is next_best.pt
 
 The checkpoint decides: whatever the other files hold beyond its round is cut off when a run goes on.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,55 +31,12 @@ from fedge.inputs import Inputs, flatten
 from fedge.ledger import Row
 from fedge.runs import atomic, checkpoint, lock
 from fedge.runs.contents import as_rows, check_content, check_records
+from fedge.runs.differences import as_plain, first_difference
 from fedge.runs.lines import DamagedFile, Lines, finite
 
 Record = dict[str, Any]
-MAY_DIFFER = {
-    "train.rounds",
-    "train.checkpoint_every",
-    "train.device",
-    "train.metrics",
-    "train.keep",
-    "train.until",
-    "train.per_client",
-    "data.path",
-}  # between the checkpoint and the run that goes on from it
-LATER: dict[str, tuple[Any, ...]] = {
-    "clip": (None, "none"),
-    "inner_decay": (1.0,),
-    "carry_momentum": (False,),
-    "products": ("same",),
-    "quintics": ("jordan",),
-    "dampings": ((), []),
-    "direction": ("pairs",),
-    "until": (None, "none"),
-    "keep": ("last",),
-    "way": (None, "none"),
-    "sampling": (None, "none"),
-    "metrics": ((), []),
-    "per_client": (False,),
-    "loss": ("cross_entropy",),
-    "width": (1.0,),
-    "server_lr_decay": (1.0,),
-    "server_warmup": (0,),
-    "head": ("",),
-    "classes": (None, "none"),
-    "of": ("client",),
-    "balanced": (False,),
-    "portion": (1.0,),
-    "warm_up": (0,),
-    "warm_up_lr": (None, "none"),
-    "standardised": (False,),
-    "dropout": (0.0,),
-}  # fields that came after the first runs, and the values with which they do nothing
-LATER_FOR_SOME: dict[str, tuple[Any, ...]] = {
-    "server_momentum": (0.0,),
-    "server_optimiser": ("sgd",),
-    "server_betas": ([0.9, 0.99], (0.9, 0.99)),
-    "server_eps": (0.001,),
-}  # FedCM and SCAFFOLD got these later, FedAvg had them from the start: a run may go on, but its name has them
 HEAT_MAP_CLIENTS = 1000
-BEST = "best.pt"
+BEST, NEXT = "best.pt", "next_best.pt"
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
 
 
@@ -161,8 +118,23 @@ class RunFolder:
             return None
 
     def save_best(self, content: dict[str, Any]) -> None:
+        """A new best round, which counts once a checkpoint has it: see `settle_best`."""
         with self._writing():
-            checkpoint.save(self.file(BEST), content)
+            checkpoint.save(self.file(NEXT), content)
+
+    def settle_best(self, round: int) -> None:
+        """The new best round takes the place of the former one if the checkpoint, of `round`, has it; else it goes."""
+        if not self.file(NEXT).exists():
+            return
+        try:
+            counts = int(checkpoint.load(self.file(NEXT))["round"]) <= round
+        except (ValueError, LookupError, TypeError):
+            counts = False
+        with self._writing():
+            if counts:
+                os.replace(self.file(NEXT), self.file(BEST))
+            else:
+                self.file(NEXT).unlink()
 
     def append(self, records: list[Record], rows: Iterable[Row]) -> None:
         """More rounds. The ledger goes first, so that a round on record has its rows."""
@@ -179,37 +151,30 @@ class RunFolder:
             raise RunFolderError(f"cannot resume: {error}") from None
         difference = first_difference(content["config"], as_plain(config))
         if difference is not None:
-            name, old, new = difference
-            if name == "federation.checksum":
-                raise RunFolderError(f"cannot resume {self.path}: its clients held other examples than these")
-            if name.startswith("code."):
-                file, was = name.removeprefix("code.").rpartition(".")[0], str(old)[:12]
-                raise RunFolderError(
-                    f"cannot resume {self.path}: {file} has changed since the run began, its SHA-256 was {was}..., now "
-                    f"it is {str(new)[:12]}...; restore the file, or start another run"
-                )
-            raise RunFolderError(
-                f"cannot resume {self.path}: its checkpoint was written with {name} = {old!r}, now it is {new!r}; "
-                "restore that field or start another run"
-            )
+            raise RunFolderError(f"cannot resume {self.path}: {_told(*difference)}")
         return content
 
     def truncate(self, content: Mapping[str, Any]) -> tuple[list[Record], list[Row]]:
         """Cut both records back to the checkpoint; returns what is left. They must be as they were written."""
+        records, rows = self.recorded(content, "resume")
+        with self._writing():
+            self.file("summary.json").unlink(missing_ok=True)  # it describes the former end
+            for name, count in zip(RECORDS, (len(records), len(rows)), strict=True):
+                self.lines[name].cut(count)
+        return records, rows
+
+    def recorded(self, content: Mapping[str, Any], what: str) -> tuple[list[Record], list[Row]]:
+        """Both records up to the checkpoint, which must be as they were written; `what` is what they are read for."""
         round = content["round"]
         try:
             records, rows = (self._kept(name, content) for name in RECORDS)
             check_records(records, rows, round)
+            return records, as_rows(rows)
         except DamagedFile as error:
             raise RunFolderError(
-                f"cannot resume {self.path}: {error}; it was damaged or changed by something else since the checkpoint "
+                f"cannot {what} {self.path}: {error}; it was damaged or changed by something else since the checkpoint "
                 f"of round {round}: restore it from a copy, or start another run"
             ) from None
-        with self._writing():
-            self.file("summary.json").unlink(missing_ok=True)  # it describes the former end
-            for name, kept in zip(RECORDS, (records, rows), strict=True):
-                self.lines[name].cut(len(kept))
-        return records, as_rows(rows)
 
     def _kept(self, name: str, content: Mapping[str, Any]) -> list[Record]:
         lines, sums = self.lines[name], content.get("lines")
@@ -222,6 +187,22 @@ class RunFolder:
 
     def _writing(self) -> _Writing:
         return _Writing(self.path)
+
+
+def _told(name: str, old: Any, new: Any) -> str:
+    """In which way a run is another one than that in the folder, and what to do."""
+    if name == "federation.checksum":
+        return "its clients held other examples than these"
+    if name.startswith("code."):
+        file, was = name.removeprefix("code.").rpartition(".")[0], str(old)[:12]
+        return (
+            f"{file} has changed since the run began, its SHA-256 was {was}..., now it is {str(new)[:12]}...; restore "
+            "the file, start another run, or go on with the folder's copy: leave out the experiment file and add "
+            "--run-code"
+        )
+    return (
+        f"its checkpoint was written with {name} = {old!r}, now it is {new!r}; restore that field or start another run"
+    )
 
 
 def way_back(folder: Path | str) -> str:
@@ -271,39 +252,6 @@ def _kind(examples: Inputs) -> Any:
         found = [_kind(part) for part in parts]
         return {"named": dict(zip(spec, found, strict=True))} if isinstance(spec, tuple) else {"parts": found}
     return {"shape": list(examples.shape[1:]), "type": str(examples.dtype).removeprefix("torch.")}
-
-
-def as_plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as it reads back from its file, so that two of them can be compared."""
-    return tomllib.loads(toml.dump(config))
-
-
-def does_nothing(name: str, value: Any) -> bool:
-    """Whether a field that came later has the value with which a run is what it was before."""
-    return name in LATER and value in LATER[name]
-
-
-def _did_nothing(name: str, value: Any) -> bool:
-    """The same of a field that is not in an earlier run's folder."""
-    return does_nothing(name, value) or (name in LATER_FOR_SOME and value in LATER_FOR_SOME[name])
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """(dotted name, old value, new value) of the first field that differs and must not."""
-    if path in MAY_DIFFER or (path.startswith("code.") and path.endswith(".path")):  # a file may move
-        return None
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old and not _did_nothing(key, new[key]))]:
-            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-            if found is not None:
-                return found
-        return None
-    return None if old == new or _same_loss(path, old, new) else (path, old, new)
-
-
-def _same_loss(path: str, old: Any, new: Any) -> bool:
-    """The default had another name before it took floating-point targets."""
-    return path.endswith("loss") and {old, new} == {"cross_entropy", "by_target"}
 
 
 def versions() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,8 +21,11 @@ from fedge.handle import parameters
 from fedge.inputs import flatten
 from fedge.ledger import Row
 from fedge.runs import checkpoint, health
-from fedge.runs.folder import BEST, RunFolder, RunFolderError, as_plain, versions, way_back
+from fedge.runs.differences import as_plain, first_difference
+from fedge.runs.folder import BEST, RunFolder, RunFolderError, versions, way_back
 from fedge.runs.run import Kept, Record, Run, absurd
+
+log = logging.getLogger("fedge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Log:
     def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: BaseLink, every: int) -> None:
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
         self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
+        self.new: Kept[Any] | None = None  # a best round that no checkpoint has yet
+        self.by = ("", "")  # the metric that found it, and whether the largest or the smallest is best
         self.sound = False  # whether the checkpoint that is there is known to be of use
         self.first = 0.0  # the largest parameter at the beginning
 
@@ -123,7 +129,12 @@ class Log:
         if self.group.leads:
             if self.sound:
                 self.folder.keep_good()
+            if self.new is not None:
+                self.folder.save_best(self._best(self.new))
             self._save(run, remembered)
+            if self.new is not None:
+                self.folder.settle_best(run.rounds)
+        self.new = None
         self.saved = run.rounds
         self.sound = health.is_evaluated(run.history[-1]) and self._sound(run) if run.history else True
 
@@ -136,22 +147,49 @@ class Log:
         self.chosen = self.link.settings()
         self.folder.save(content | {"engine": self.chosen})
 
-    def keep(self, kept: Kept[Any]) -> None:
-        """The best round so far, in a file of its own."""
-        content = {"config": as_plain(self.config), "round": kept.round, "value": kept.value, "state": kept.state}
-        self.folder.save_best(content)
+    def keep(self, kept: Kept[Any], by: tuple[str, str]) -> None:
+        """The best round so far: it has a file of its own from the next checkpoint on, which has its round."""
+        self.new, self.by = kept, by
 
-    def kept(self, run: Run[S]) -> Kept[S] | None:
-        """What an earlier sitting kept, if the run has that round; a later one will come again."""
-        path = self.folder.file(BEST)
-        if not self.group.leads or not path.is_file():
+    def _best(self, kept: Kept[Any]) -> dict[str, Any]:
+        about = {"config": as_plain(self.config), "round": kept.round, "metric": self.by[0], "best": self.by[1]}
+        return about | {"value": kept.value, "state": kept.state}
+
+    def kept(self, run: Run[S], values: Mapping[int, float]) -> Kept[S] | None:
+        """The round that was kept before the run was resumed, if it still has it; a later one will come again.
+
+        `values` are how good the rounds on record are, by the metric that counts now.
+        """
+        if not self.group.leads:
             return None
-        with self.usable():
-            content = checkpoint.load(path)
-            device = self.link.runtime.device
+        self.folder.settle_best(run.rounds)
+        found = self._kept(run, values) if self.folder.file(BEST).is_file() else None
+        top = max(values, key=lambda round: (values[round], -round), default=None)
+        if top is not None and (found is None or values[top] > found.value):
+            log.warning(
+                "%s: round %d is the best so far by what counts now, but its model was not kept: %s",
+                self.folder.path,
+                top,
+                "there is none yet" if found is None else f"{BEST} is that of round {found.round}",
+            )
+        return found
+
+    def _kept(self, run: Run[S], values: Mapping[int, float]) -> Kept[S] | None:
+        try:
+            content = checkpoint.load(self.folder.file(BEST))
+            round, device = int(content["round"]), self.link.runtime.device
+            difference = first_difference(content["config"], as_plain(self.config))
             state = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), content["state"])
-            found = Kept(int(content["round"]), float(content["value"]), state)
-        return found if found.round <= run.rounds else None
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise RunFolderError(f"cannot resume {self.folder.path}: {BEST} is damaged ({why}): remove it") from error
+        if difference is not None:
+            name, old, new = difference
+            raise RunFolderError(
+                f"cannot resume {self.folder.path}: {BEST} is of another run, with {name} = {old!r}, here it is "
+                f"{new!r}: remove it"
+            )
+        return Kept(round, values[round], state) if round in values else None
 
     def end(self, run: Run[Any]) -> None:
         """A last checkpoint and, unless the run was stopped, the summary."""

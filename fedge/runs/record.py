@@ -25,6 +25,7 @@ def record_of(run: Run[Any], link: BaseLink, progress: Progress, number: int, ro
         "seconds": time.perf_counter() - begin,
         "dropped": [drop._asdict() for drop in progress.dropped],
         **run.algorithm.notes(run.state),
+        **progress.notes,
         **link.notes(),
     }
     return about if run.algorithm.privacy() is None else discreet(about)

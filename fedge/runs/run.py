@@ -16,11 +16,12 @@ from fedge import tree
 from fedge.core import Algorithm, Params, Payload, S
 from fedge.evaluate import scores
 from fedge.handle import Handle
-from fedge.inputs import Inputs, cast, flatten, rebuild, to
+from fedge.inputs import Inputs, cast, to
 from fedge.ledger import Ledger
 from fedge.losses import is_cross_entropy
 from fedge.problem import Problem
 from fedge.runs import export
+from fedge.runs.given import misfit, read
 
 Record = dict[str, Any]
 ABSURD = 1000.0
@@ -54,6 +55,7 @@ class Run(Generic[S]):
     example: Inputs = None  # one input as the model takes it, [1, ...], all zeros
     kept: Kept[S] | None = None  # the best round, with Observe(keep="best")
     problem: Problem = field(default_factory=Problem)  # what its answers are
+    classes: tuple[str, ...] = ()  # what the classes are called, in the order of the scores, if the data say it
 
     def __repr__(self) -> str:
         last = next((r for r in reversed(self.history) if "test_loss" in r), {})
@@ -101,12 +103,16 @@ class Run(Generic[S]):
     def scores(self, x: Inputs | ArrayLike) -> Tensor:
         """[N, ...] -> [N, classes], or what the model puts out, on the device of the parameters."""
         like = next(iter(self.params.values()))
-        if isinstance(self.example, dict | tuple):
-            x = rebuild(map(torch.as_tensor, flatten(x)[0]), flatten(x)[1])
-        else:
-            x = torch.as_tensor(x)
-        x = to(cast(x, like.dtype), like.device)
-        return scores(self.algorithm, self.handle, self.state, x)
+        given = to(cast(read(x, self.example), like.dtype), like.device)
+        try:
+            found = scores(self.algorithm, self.handle, self.state, given)
+        except Exception as error:
+            if (why := misfit(given, self.example)) is None:
+                raise
+            raise ValueError(why) from error
+        if self.problem.kind == "classes" and found.dim() != 2 and (why := misfit(given, self.example)):
+            raise ValueError(why)
+        return found
 
     def predict(self, x: Inputs | ArrayLike) -> Tensor | NDArray[np.str_]:
         """[N, ...] -> [N], the label with the largest score; tokens [N, T]; of a regression the outputs.
@@ -140,7 +146,7 @@ class Run(Generic[S]):
 
     def save(self, path: Path | str, client: int | None = None) -> Path:
         """Write the trained network as `module` gives it: .safetensors, .pt, .onnx or .pt2; the suffix decides."""
-        return export.save(self.module(client), Path(path), self.example)
+        return export.save(self.module(client), Path(path), self.example, self.classes)
 
     def summary(self) -> Record:
         """The result in a few numbers; final is the mean over the last tenth of the rounds, 20 at most."""

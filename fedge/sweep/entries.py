@@ -14,7 +14,7 @@ from fedge.experiment import parse
 from fedge.experiment.fields import Table
 from fedge.experiment.parsing import algorithm_tables
 from fedge.experiment.planning import read
-from fedge.runs.folder import does_nothing
+from fedge.runs.differences import does_nothing
 from fedge.sweep.files import Files, Setting
 
 Chosen = Callable[[str, str], Setting]  # (cell, method) -> what to set

@@ -59,6 +59,6 @@ def check(what: str, word: str, known: tuple[str, ...]) -> None:
 
 
 def scope(cell: str) -> str:
-    """What a tuning is for: a data set if it is `fmnist-iid` or `fmnist-noniid`, else a cell: `fmnist-k1000`."""
-    dataset, _, rest = cell.partition("-")
-    return dataset if rest in ("iid", "noniid") else cell
+    """What a tuning is for: a data set if it ends in `-iid` or `-noniid`, or else a cell, such as `fmnist-k1000`."""
+    dataset, *rest = cell.split("-")
+    return dataset if rest and rest[-1] in ("iid", "noniid") else cell

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedge.runs.folder import does_nothing
+from fedge.runs.differences import does_nothing
 from fedge.sweep.entries import Entry, as_before, of_file
 from fedge.sweep.files import TUNE, Files, Setting, scope
 from fedge.sweep.runner import Runner, Stopped

@@ -12,7 +12,7 @@ from torch import nn
 from fedge import toml
 from fedge.engine import TooFewReplies
 from fedge.engine.hardware.budget import is_out_of_memory
-from fedge.experiment.comparison import train_one, write_file
+from fedge.experiment.comparison import train_one, write_copies, write_file
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.labels import place
@@ -79,7 +79,8 @@ def state(out: Path, run: Kept) -> State:
 
 def begin(out: Path, sweep: Sweep) -> None:
     """Write the sweep into its folder, so that the folder alone is enough to go on."""
-    write_file(out / EXPERIMENT_FILE, toml.dump(sweep.table()))
+    write_copies(sweep.tables, out)
+    write_file(out / EXPERIMENT_FILE, toml.dump(sweep.table()).encode())
 
 
 def check_first(runner: Runner, sweep: Sweep) -> None:
@@ -166,7 +167,7 @@ def _failed(run: Kept, folder: Path, error: Exception) -> Line:
     why = words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
     note_failure(folder, why)
     if not (folder / "config.toml").exists():  # it failed before it began: its row in the results says what it was
-        write_file(folder / "config.toml", toml.dump(run.config))
+        write_file(folder / "config.toml", toml.dump(run.config).encode())
     return {"label": run.title, "rounds": len(records(folder)), "failed": why}
 
 

@@ -19,7 +19,9 @@ from fedge.sweep.store import Line
 def run_sweep(
     file: Path | str, out: Path | str, *, settings: Sequence[str] = (), jobs: int = 1, tools: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Train all runs of an experiment file that are not done yet into `out`, and return `fedge.results(out)`.
+    """Train all runs of an experiment file that are not done yet into `out`, and return the rows of `fedge.results`.
+
+    Rows are in the order of the file.
 
     `settings` are those of `--set`, `jobs` how many runs go on at a time, `tools` what follows them ("mlflow"). A run
     that fails has its reason in the table. In a script, `jobs` above 1 needs `if __name__ == "__main__":`.

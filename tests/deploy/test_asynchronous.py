@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +107,18 @@ def test_an_old_answer_counts_from_the_version_it_started_from() -> None:
     assert_same(run, replayed(algorithm, run))
 
 
-@pytest.mark.parametrize(("fault", "reason"), [(nan, "is not finite"), (lambda answer: [1], "the answer is a list")])
+def with_a_part_more(answer: Any) -> Any:
+    return {row: [({**one, "evil": {}}, weight) for one, weight in uploads] for row, uploads in answer.items()}
+
+
+BAD: list[tuple[Callable[[Any], Any], str]] = [
+    (nan, "is not finite"),
+    (lambda answer: [1], "the answer is a list"),
+    (with_a_part_more, "upload has the part 'evil' too many or too few"),  # else it waits in the buffer
+]
+
+
+@pytest.mark.parametrize(("fault", "reason"), BAD)
 def test_a_bad_answer_costs_itself_and_is_named(fault: Callable[[Any], Any], reason: str) -> None:
     algorithm = fedge.FedBuff(fedavg(), buffer=2)
     yard, link = fleet(algorithm)
@@ -127,10 +139,17 @@ def test_a_huge_upload_is_compared_with_those_of_other_clients() -> None:
 
     wide = fedge.FedAvg(fedge.models.mlp(6, (20,), 3, seed=0).double(), lr=0.2, batch_size=4)  # 64 numbers or more
     algorithm = fedge.FedBuff(wide, buffer=2)
-    yard, link = fleet(algorithm, {2: 0.5})
-    slow, lie = yard.faults[102], edited(huge)
-    yard.faults[102] = lambda reply: slow(lie(reply))
-    run = train(algorithm, link, rounds=5, cohort=CLIENTS)
+    yard, link = fleet(algorithm)
+    held: dict[str, Message] = {}
+
+    def hold(reply: Message) -> Message | None:  # the work, until the end of the round
+        if "seconds" not in unpack(reply.content)[0]:
+            return reply
+        held[reply.metadata.reply_to_message_id] = edited(huge)(reply)
+        return None
+
+    yard.faults[102] = hold
+    run = train(algorithm, link, rounds=5, cohort=CLIENTS, on_round=lambda record: yard.replies.update(held))
     dropped = [drop for record in run.history for drop in record["dropped"]]
     assert dropped
     assert all(d["client"] == 2 and "over 1000 times the usual" in d["reason"] for d in dropped)
@@ -240,6 +259,30 @@ def test_without_any_node_it_says_so() -> None:
         train(algorithm, link, rounds=1, cohort=3)
 
 
+@pytest.mark.parametrize("gone", [(103,), (100, 101, 102, 103)], ids=["one", "all"])
+def test_a_node_that_leaves_skips_rounds_until_it_is_back(gone: tuple[int, ...]) -> None:
+    """As in synchronous training: a device that goes away does not end the run of all."""
+    algorithm = fedge.FedBuff(fedavg(), buffer=2)
+    yard, link = fleet(algorithm, deadline=1.0, min_replies=4)
+    for node in (104, 105, 106):
+        del yard.contexts[node]
+
+    def come_and_go(record: Any) -> None:
+        if record["round"] == 1:
+            for node in gone:
+                del yard.contexts[node]
+        elif record["round"] == 3:
+            for node in gone:
+                yard.join(node - 100, node)
+
+    run = train(algorithm, link, rounds=5, cohort=4, on_round=come_and_go)
+    assert ["skipped" in record for record in run.history] == [False, True, True, False, False]
+    named = [{drop["client"] for drop in record["dropped"]} for record in run.history]
+    assert named[1] >= {node - 100 for node in gone}
+    assert named[0] == named[3] == named[4] == set()
+    assert {drop["reason"] for drop in run.history[1]["dropped"]} == {"its node is not connected"}
+
+
 def test_who_is_under_way_in_a_round_that_does_not_count_is_sent_out_anew() -> None:
     """The state after it is the one before it: nobody may have started from a version that there never was."""
     algorithm = fedge.FedBuff(fedavg(), buffer=1)
@@ -253,6 +296,32 @@ def test_who_is_under_way_in_a_round_that_does_not_count_is_sent_out_anew() -> N
     first = run.state["events"]["versions"][0]
     started = [versions["0"] for _, _, versions, _ in link.notes()["answers"]]
     assert all(version <= first + steps for steps, version in enumerate(started)), "before there was such a version"
+
+
+def test_a_round_with_too_few_good_answers_leaves_nobody_under_way() -> None:
+    """Client 2 fails in round 2, while client 4 is at work on a model that is taken back with the round.
+
+    Its answer would count as one of the future, whose age is negative: then an update is subtracted, or infinite.
+    """
+    algorithm = fedge.FedBuff(fedavg(), buffer=1, staleness=1.0)
+    yard, link = fleet(algorithm, min_replies=CLIENTS)
+    works: Counter[int] = Counter()
+
+    def fault(reply: Message) -> Message | None:
+        node, name = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        works[node] += "seconds" in unpack(reply.content)[0]
+        pause = {(102, 2): 0.6, (104, 3): 1.5}.get((node, works[node]))
+        if pause is None:
+            return reply
+        kept = told(error="no")(reply) if node == 102 else reply
+        threading.Timer(pause, yard.replies.__setitem__, (name, kept)).start()
+        return None
+
+    yard.faults |= {102: fault, 104: fault}
+    run = train(algorithm, link, rounds=4, cohort=CLIENTS)
+    assert [record["round"] for record in run.history if "skipped" in record] == [2]
+    run.history = [record for record in run.history if "skipped" not in record]
+    assert_same(run, replayed(algorithm, run))
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync_fedova"])

@@ -91,16 +91,20 @@ def test_the_slow_node_holds_up_nobody(uneven: Uneven) -> None:
 
 
 def test_a_killed_server_goes_on(uneven: Uneven) -> None:
-    """kill -9 in the second round: versions and buffers are those of the checkpoint, and the order of both is right."""
+    """kill -9: versions and buffers are those of the checkpoint, and the order of both is right.
+
+    The last record may be there without its checkpoint: then its round is done again.
+    """
     uneven.begin("fedbuff_fedova", 5)
     uneven.until(1)
     uneven.kill_server()
-    before = uneven.records()
+    before = uneven.records()[:-1]
     uneven.begin("fedbuff_fedova", 5, resume=True)
     after = uneven.until(5)
     assert after[: len(before)] == before
     assert [record["round"] for record in after] == [1, 2, 3, 4, 5]
-    assert "went on from its checkpoint" in after[len(before)]["faults"][0]
+    faults = [fault for record in after[len(before) :][:2] for fault in record.get("faults", [])]
+    assert any("went on from its checkpoint" in fault for fault in faults)
     uneven.assert_replayed("fedbuff_fedova")
 
 

@@ -20,7 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedge
 from fedge.core import At
-from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, memory
+from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, envelope, flower, memory
+from fedge.deploy import roster as roster_module
 from fedge.deploy.client import rows_of
 from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
 from fedge.edge import Clock, PartialWork, Profiles
@@ -261,6 +262,24 @@ def test_what_a_node_says_of_its_seconds_is_telemetry_only(seconds: Any) -> None
     run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
     assert run.history[0]["dropped"] == []
     assert {(timing.start, timing.work) for timing in timings} == {(0.0, 0.0)}
+
+
+@pytest.mark.parametrize("seconds", [{"start": 8e307, "work": 8e307}, {"start": 60, "work": 1e9}])
+def test_nothing_takes_longer_than_its_phase(seconds: dict[str, float]) -> None:
+    timings: list[Any] = []
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM, clocked=timings.append)
+
+    def slow(reply: Message) -> Message:
+        head, blobs = unpack(reply.content)
+        return with_content(reply, pack(head | {"seconds": seconds}, blobs))
+
+    yard.faults[102] = slow
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    phases = [phase["seconds"] for phase in run.history[0]["phases"]]
+    assert [(one.start, one.work) for one in timings] == [(one, one) for one in phases]
+    told = [row[1:3] for phase in run.history[0]["phases"] for row in phase["clients"] if row[0] == 2]
+    assert told == [[one, one] for one in phases]
 
 
 def without(client: int) -> fedge.Run:
@@ -554,6 +573,22 @@ def test_a_head_of_many_megabytes_is_refused_unread() -> None:
     assert "bytes, at most 1048576 are read" in reasons.pop()
 
 
+def test_a_head_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at all if it is refused for its size: fifteen megabytes took seconds, twice, for the times alone."""
+    read: list[int] = []
+    unpacked = envelope.unpack
+    monkeypatch.setattr(envelope, "unpack", lambda records: (read.append(len(records)), unpacked(records))[1])
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    yard.faults[102] = replaced(lambda head: pack(head | {"error": torch.zeros(1 << 19)}))
+    read.clear()
+    monkeypatch.setattr(flower, "unpack", envelope.unpack, raising=False)
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
+    assert [drop["client"] for drop in run.history[0]["dropped"]] == [2]
+    answers = [len(phase["clients"]) for phase in run.history[0]["phases"]]
+    assert (len(read), answers) == (CLIENTS - 1 + CLIENTS - 1, [CLIENTS, CLIENTS - 1])  # client 2 once, unread
+
+
 def with_content(reply: Message, content: RecordDict) -> Message:
     reply.content = content
     return reply
@@ -713,7 +748,7 @@ def test_a_greeting_with_more_than_was_asked_for_is_refused() -> None:
     assert any("node 102 is left out: its answer has a part that nobody asked for: 'stowaway'" in one for one in said)
 
 
-@pytest.mark.parametrize("rows", [[1, 1, 1], [-1], [True], [0.5], "012", None, [[0]]])
+@pytest.mark.parametrize("rows", [[1, 1, 1], [-1], [True], [0.5], "012", None, [[0]], [2**31]])
 def test_rows_that_are_said_twice_or_are_none_are_refused(rows: Any) -> None:
     """A row that is said twice would count as two clients, and lift the share of a mean that one may have."""
     said: list[str] = []
@@ -731,6 +766,26 @@ def test_rows_that_are_said_twice_or_are_none_are_refused(rows: Any) -> None:
     assert any("node 102 is left out: it did not say which rows it holds, each once" in one for one in said)
     run = fedge.train(algorithm, FEDERATION, rounds=1, seed=0, link=link)
     assert all(bool(torch.isfinite(leaf).all()) for leaf in run.params.values())
+
+
+def test_rows_of_one_hash_are_refused_before_they_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty thousand of them, a megabyte, took seconds of the server's, in every round."""
+    compared: list[int] = []
+    monkeypatch.setattr(roster_module, "set", lambda rows: (compared.append(len(rows)), set(rows))[1], raising=False)
+    for rows in ([k * (2**61 - 1) for k in range(1, 40_001)], [0, 1, 2**31]):
+        assert len({hash(row) for row in rows}) in (1, 3)
+        assert not roster_module._are_rows(rows)
+    assert compared == []
+    assert roster_module._are_rows([2, 0, 2**31 - 1])
+    assert compared == [3]
+
+
+def test_the_order_of_rows_is_the_servers() -> None:
+    yard = Yard(client_app(ALGORITHM, load))
+    yard.faults[102] = lambda reply: with_content(reply, pack({"client": 2, "examples": 3, "rows": {"": [2, 0, 1]}}))
+    roster = Roster(yard, CLIENTS, [""])
+    roster.wait(CLIENTS, 0, 5)
+    assert roster.rows[2] == {"": [0, 1, 2]}
 
 
 def test_a_deadline_must_be_positive() -> None:

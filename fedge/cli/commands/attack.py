@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedge.cli.options import Experiment, Json, Quiet, Settings
+from fedge.cli.options import Device, Experiment, Json, Quiet, Settings
 
 # As in `fedge.attacks`, which needs torch; tests compare them.
 KINDS = ("sign_flip", "scaled", "constant", "little", "weight_liar", "free_rider", "label_flip", "backdoor")
@@ -34,7 +34,7 @@ def attack(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the results there; what it has is not run again.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
+    device: Device = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:

@@ -16,7 +16,10 @@ def export(
     ] = None,
     best: Annotated[bool, typer.Option("--best", help='The model of the best round: keep = "best".')] = False,
     run_code: Annotated[
-        bool, typer.Option("--run-code", help="Run the Python file that the run's own model or algorithm is from.")
+        bool,
+        typer.Option(
+            "--run-code", help="Run the Python file that the run's own model or algorithm is from, or its copy."
+        ),
     ] = False,
 ) -> None:
     """Write the model that a run trained as a file that other programs read.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedge.cli.options import Experiment, Json, Out, Quiet, Report, Resume, Settings, Verbose, finite
+from fedge.cli.options import Device, Experiment, Json, Out, Quiet, Report, Resume, Settings, Verbose, finite
 
 
 def run(
@@ -14,7 +14,7 @@ def run(
     settings: Settings = None,
     out: Out = None,
     resume: Resume = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", show_default=False)] = None,
+    device: Device = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     json: Json = False,
@@ -31,6 +31,10 @@ def run(
             metavar="SECONDS", min=1, callback=finite, help="Under torchrun: how long to wait for another process."
         ),
     ] = 600.0,
+    run_code: Annotated[
+        bool,
+        typer.Option("--run-code", help="With --resume: run the folder's copy of a file of yours that has changed."),
+    ] = False,
 ) -> None:
     """Train every algorithm of an experiment and compare them.
 
@@ -47,5 +51,18 @@ def run(
     from fedge.cli import run as work
 
     work.run(
-        experiment, settings, out, resume, device, quiet, verbose, json, tensorboard, track, report, jobs, rank_timeout
+        experiment,
+        settings,
+        out,
+        resume,
+        device,
+        quiet,
+        verbose,
+        json,
+        tensorboard,
+        track,
+        report,
+        jobs,
+        rank_timeout,
+        run_code,
     )

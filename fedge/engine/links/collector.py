@@ -98,8 +98,8 @@ class Collector:
         if answer.keys() != wanted.keys():
             self.lose(client, f"answered rows {sorted(answer)}, asked were {sorted(wanted)}")
             return
-        for row, uploads in answer.items():
-            self._row(client, row, uploads)
+        for row in wanted:
+            self._row(client, row, answer[row])
 
     def _row(self, client: int, row: int, uploads: list[Upload]) -> None:
         reason = self._shape(uploads)
@@ -109,14 +109,14 @@ class Collector:
         seen: dict[str, Upload] = {}
         for one, (upload, weight) in zip(self.expected, uploads, strict=True):
             try:
-                found = decode(one.task, upload, one.like)
+                found = decode(one.task, checks.ordered(upload, one.sent), one.like)
                 why = checks.range_fault(one.task, found)
             except Exception as error:  # a codec's, on numbers that nobody encoded: this row alone does not count
                 why = f"its upload cannot be decoded: {type(error).__name__}: {error}"
             if why is not None:
                 self._refused(([Drop(client, one.name, why)], [(client, row)]))
                 return
-            seen[one.name] = _stacked(found), weight.view(1)
+            seen[one.name] = _stacked(found), weight.view(1).float()
         position = torch.tensor([self.positions[client][row]])
         jobs = Jobs(torch.tensor([client]), torch.tensor([row]), position)
         self.good.add(client)
@@ -130,6 +130,7 @@ class Collector:
             reason = checks.shape_fault(upload, one.sent)
             if reason is None and weight.numel() != 1:
                 reason = f"the weight has shape {list(weight.shape)}, not one value"
+            reason = reason or checks.light_fault(float(weight))
             if reason is not None:
                 return one.name, reason
             self.up += payload_bytes(one.sent) + weight.element_size()  # not what the upload says of its own size

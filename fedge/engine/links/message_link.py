@@ -24,6 +24,7 @@ from fedge.engine.runtime import Runtime
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.intake import MAX_RATIO, Intake
 from fedge.engine.uploads.limits import MAX_SHARE, MAX_WEIGHT, Limits, check_limits
+from fedge.engine.uploads.sizes import Usuals
 from fedge.ledger import Ledger
 
 Parts = dict[int, bytes]  # position of the ask in its phase -> what is sent, or answered, for it
@@ -85,6 +86,10 @@ class MessageLink(BaseLink):
         if begins_anew(at, asks):
             self.forget()
         collectors = [self._open(at, ask, clients) for ask in asks]
+        if len(asks) > 1:
+            usual = Usuals()
+            for collector in collectors:
+                collector.intake.compared_with(usual)
         requests: dict[int, Parts] = {}
         for position, collector in enumerate(collectors):
             for client, request in collector.requests.items():

@@ -17,12 +17,17 @@ class NobodyDrawn(Exception):
     """The cohort of a round is empty, and its algorithm has no use for that."""
 
 
+class TooFewDrawn(checks.TooFewReplies):
+    """Fewer clients were drawn than have to answer: nobody is asked, and the round is skipped."""
+
+
 class Nobody(Around):
     """A link that also answers for nobody: zeros of the right names and shapes, to asks whose rule `bounds` clients.
 
     Any other ask of an empty cohort raises `NobodyDrawn`: there is nothing to average, and the round is skipped. So it
-    answers for a cohort whose answers are all lost or bad, a few rounds in a row: what a private run releases must not
-    tell whether it was so.
+    answers for a cohort whose answers are all lost or bad, or that is smaller than `min_replies`, a few rounds in a
+    row: what a private run releases must not tell whether it was so. For the same reason no checkpoint says how many
+    rounds that were; a resumed run counts anew.
     """
 
     def __init__(self, inner: BaseLink) -> None:
@@ -51,15 +56,26 @@ class Nobody(Around):
         if not len(clients):
             return nothing, []
         try:
+            self._check_drawn(len(clients))
             found = self.inner.ask(at, asks, clients)
         except checks.TooFewReplies as end:
             self._lost |= {at.round}
-            bounded = all(ask.combine.bounds for ask in asks)
-            if not bounded or not end.dropped or len(self._lost) >= checks.IN_A_ROW:
+            bounded, known = all(ask.combine.bounds for ask in asks), end.dropped or isinstance(end, TooFewDrawn)
+            if not bounded or not known or len(self._lost) >= checks.IN_A_ROW:
                 raise
             return nothing, end.dropped
         self._lost = set()
         return found
+
+    def _check_drawn(self, clients: int) -> None:
+        server = self.inner
+        while isinstance(server, Around):
+            server = server.inner
+        needed = getattr(server, "min_replies", 1)
+        if clients < needed:
+            raise TooFewDrawn(
+                f"{clients} clients were drawn, {needed} have to answer: raise cohort or lower min_replies"
+            )
 
     def _zeros(self, ask: Ask) -> Reply:
         """What the mean of no uploads is."""

@@ -22,6 +22,7 @@ from fedge.engine.uploads import checks
 from fedge.engine.uploads.beside import Few, mean_type
 from fedge.engine.uploads.coding import split
 from fedge.engine.uploads.intake import Total, new_total
+from fedge.engine.uploads.sizes import Usuals
 from fedge.engine.uploads.stacking import Stack
 from fedge.engine.uploads.streaming import Sums, sum_type
 from fedge.federation import Federation
@@ -174,15 +175,15 @@ class Ranks(BaseLink):
 
     def _own(self, at: At, parts: list[Part]) -> tuple[list[Done], Exception | None]:
         """This rank's share; an error is raised later, because the other ranks wait for the sum."""
-        done = []
+        worked, usual = [], Usuals() if len(parts) > 1 else None
         try:
             for part in parts:
                 mine = [self._owner[client] == self.group.rank for client in part.jobs.clients.tolist()]
                 jobs = Jobs(*(column[torch.tensor(mine, dtype=torch.bool)] for column in part.jobs))
-                done.append(Done(*self.simulator.work(at, part.ask, part.tasks, jobs, part.jobs)))
+                worked.append(self.simulator.work(at, part.ask, part.tasks, jobs, part.jobs, usual))
+            return [Done(*self.simulator.settled(*one)) for one in worked], None
         except Exception as error:
             return [self._nothing(part) for part in parts], error
-        return done, None
 
     def _nothing(self, part: Part) -> Done:
         return Done(new_total(part.ask, part.tasks[0]), [], 0)

@@ -1,4 +1,8 @@
-"""C programs, compiled once and kept on disk: the same text on the same machine is never compiled twice."""
+"""C programs, compiled once and kept on disk: the same text on the same machine is never compiled twice.
+
+Beside each is its SHA-256. One that was cut short or changed, as by a loss of power, would end the process without a
+word once it is loaded, or compute other numbers: it is compiled anew.
+"""
 
 from __future__ import annotations
 
@@ -101,20 +105,38 @@ def _processor() -> str:
     return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
+@lru_cache(maxsize=1)
+def vector_bytes() -> int:
+    """Bytes of the widest vectors that this processor computes with."""
+    about = _processor()
+    return 64 if "avx512f" in about else 32 if "avx2" in about else 16
+
+
 def load(text: str) -> tuple[Any, bool]:
     """The function `run` of a program, and whether it had to be compiled; a damaged file is compiled anew."""
     command, about = compiler()
     try:
         name = hashlib.sha256("\0".join([text, *command, about, *FLAGS, _processor()]).encode()).hexdigest()[:32]
         library = folder() / f"{name}.so"
-        if library.is_file():
+        if _is_whole(library):
             with suppress(OSError, AttributeError):
                 return ctypes.CDLL(str(library)).run, False
-            library.unlink()
         _compile(command, text, library)
         return ctypes.CDLL(str(library)).run, True
     except (OSError, AttributeError) as error:
         raise NoCompiler(f"compiled steps cannot be kept or loaded ({error}): set XDG_CACHE_HOME") from error
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a program is as it was compiled."""
+    try:
+        return _sum(library).read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return False
+
+
+def _sum(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
@@ -127,4 +149,7 @@ def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             raise NoCompiler(f"{' '.join(command)} failed: {said[0] if said else error}") from error
+        checksum = Path(work) / "step.sha256"
+        checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
         os.replace(made, library)
+        os.replace(checksum, _sum(library))

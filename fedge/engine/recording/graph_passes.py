@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
+from fedge.handle.stacked.operator import DIRECT
+
 aten = torch.ops.aten
 _SHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default)
 
@@ -73,8 +75,8 @@ _DIRECT: dict[Any, Any] = {
 def call_directly(module: GraphModule) -> None:
     """Let every operation that has a Python function of its own be called by it."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and node.target in _DIRECT:
-            node.target = _DIRECT[node.target]
+        if node.op == "call_function":
+            node.target = _DIRECT.get(node.target) or DIRECT.get(node.target, node.target)
     module.recompile()
 
 

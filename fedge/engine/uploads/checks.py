@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from fedge.engine.clients.run_task import finished, parted
 from fedge.engine.uploads.coding import is_coded
 
 IN_A_ROW = 5  # rounds without enough good uploads, after which a run ends
-TOO_LIGHT = re.compile(r"weight (0|-\S+|nan) ")  # of those that a client may not weigh
+TOO_LIGHT = re.compile(r"weight ((0|-\S+|nan) |\S+ is below)")  # of those that a client may not weigh
 FEW = 1 << 17  # numbers that are copied faster than they are read twice
 ROUNDING = 1 + 1e-6  # weights travel in single precision
+LIGHTEST = 1e-30  # of all weights: its products with uploads, and their quotients, stay within single precision
 
 
 class TooFewReplies(RuntimeError):
@@ -42,11 +43,12 @@ def upload_template(task: Task, sent: Payload) -> Payload:
 
 def shape_fault(upload: Payload, like: Payload) -> str | None:
     """Why one client's upload cannot be used, None if it can; of its values, see `value_fault`."""
-    names = {f"{part}/{name}" for part, leaves in upload.items() for name in leaves}
-    expected = {f"{part}/{name}" for part, leaves in like.items() for name in leaves}
-    if names != expected:
-        return f"upload has {sorted(names ^ expected)[0]!r} too many or too few"
+    if upload.keys() != like.keys():  # by themselves: a part without tensors has no name below it
+        return f"upload has the part {_first(upload.keys() ^ like.keys())!r} too many or too few"
     for part, leaves in like.items():
+        if upload[part].keys() != leaves.keys():
+            other = _first(upload[part].keys() ^ leaves.keys())
+            return f"upload has {f'{part}/{other}'!r} too many or too few"
         for name, leaf in leaves.items():
             got = upload[part][name]
             if got.shape != leaf.shape:
@@ -56,25 +58,43 @@ def shape_fault(upload: Payload, like: Payload) -> str | None:
     return None
 
 
+def ordered(upload: Payload, like: Payload) -> Payload:
+    """An upload of the right form, in the server's order of names and not in its client's: the state takes it over."""
+    return {part: {name: upload[part][name] for name in leaves} for part, leaves in like.items()}
+
+
+def _first(names: Iterable[object]) -> str:
+    """One of the names that a device made up, of whatever type."""
+    return min(map(str, names))
+
+
 def range_fault(task: Task, upload: Payload) -> str | None:
     """Which number of an upload is none that the task can make; parts that a codec has changed are left alone."""
-    for part, low, high, whole in task.ranges:
+    for part, low, high, whole, only in task.ranges:
         if part not in upload or (task.codec is not None and is_coded(upload[part])):
             continue
         for name, leaf in upload[part].items():
+            if only is not None and name != only:
+                continue
             least, most = (float(end) for end in leaf.double().aminmax()) if leaf.numel() else (low, high)
-            if math.isfinite(least + most) and not low * ROUNDING <= least <= most <= high * ROUNDING:
-                found = most if least >= low else least
+            if math.isfinite(least + most) and not _below(low) <= least <= most <= high * ROUNDING:
+                found = most if least >= _below(low) else least
                 return f"'{part}/{name}' has {found:g}, it must be from {low:g} to {high:g}"
             if whole and bool((leaf != leaf.round()).any()):
                 return f"'{part}/{name}' has numbers that are not whole"
     return None
 
 
+def _below(low: float) -> float:
+    return low / ROUNDING if low > 0 else low * ROUNDING
+
+
 def value_fault(upload: Payload, weight: Tensor, most: float) -> str | None:
     if weight.numel() != 1:
         return f"the weight has shape {list(weight.shape)}, not one value"
     number = float(weight)
+    if (light := light_fault(number)) is not None:
+        return light
     if not math.isfinite(number) or not 0 < number <= most * ROUNDING:
         return f"weight {number:g} is not in (0, {most:g}], the most that this client may weigh"
     for part, leaves in upload.items():
@@ -84,11 +104,16 @@ def value_fault(upload: Payload, weight: Tensor, most: float) -> str | None:
     return None
 
 
+def light_fault(weight: float) -> str | None:
+    """Why a weight above 0 does not count: in single precision it is, or all that it weighs, may be 0."""
+    return f"weight {weight:g} is below {LIGHTEST:g}, the least that counts" if 0 < weight < LIGHTEST else None
+
+
 def good_jobs(uploads: list[tuple[Payload, Tensor]], most: list[Tensor]) -> Tensor:
     """Which of a stack of jobs passed every value check, [J]; the simulator's shapes are right by construction."""
     good = torch.ones_like(uploads[0][1], dtype=torch.bool)
     for (upload, weight), limit in zip(uploads, most, strict=True):
-        good &= (weight > 0) & (weight <= limit * ROUNDING)  # false for NaN too
+        good &= (weight >= LIGHTEST) & (weight <= limit * ROUNDING)  # false for NaN too
         good &= finite_jobs(upload, good)
     return good
 
@@ -103,7 +128,7 @@ def finite_jobs(upload: Payload, good: Tensor) -> Tensor:
 
 def weights_fit(weights: list[Tensor], most: list[Tensor]) -> Tensor:
     """Whether every weight is in its range; false for NaN too."""
-    fine = [(weight > 0) & (weight <= limit * ROUNDING) for weight, limit in zip(weights, most, strict=True)]
+    fine = [(weight >= LIGHTEST) & (weight <= limit * ROUNDING) for weight, limit in zip(weights, most, strict=True)]
     return (fine[0] if len(fine) == 1 else torch.stack(fine)).all()
 
 
@@ -113,7 +138,10 @@ def largest(leaf: Tensor) -> Tensor:
     if not flat.is_floating_point():
         flat = flat.double()
     if flat.device.type == "cpu":  # where the norm takes twenty times as long
-        return flat.abs().amax(1) if flat.numel() < FEW else torch.maximum(flat.amax(1), -flat.amin(1))
+        if flat.numel() < FEW:
+            return flat.abs().amax(1)
+        low, high = flat[0].aminmax() if len(flat) == 1 else (flat.amin(1), flat.amax(1))  # one job is read once
+        return torch.maximum(high, -low).view(-1)
     found: Tensor = torch.linalg.vector_norm(flat, math.inf, dim=1)
     return found
 
@@ -147,7 +175,7 @@ def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
     hint = "lower the required number of replies"
     if any("not finite" in drop.reason for drop in dropped):
         hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
-    weighed = [drop.reason for drop in dropped if "may weigh" in drop.reason]
+    weighed = [drop.reason for drop in dropped if drop.reason.startswith("weight ")]
     if any(map(TOO_LIGHT.match, weighed)):
         hint = f"return a weight above 0 from `finish`, such as examples.float(), or {hint}"
     elif weighed:

@@ -15,7 +15,7 @@ from fedge.engine.clients.memory import Job
 from fedge.engine.clients.run_task import Upload
 from fedge.engine.uploads import checks
 from fedge.engine.uploads.limits import Limits
-from fedge.engine.uploads.sizes import Losses, Usual, magnitude, read, sizes
+from fedge.engine.uploads.sizes import Losses, Usuals, magnitude, read, sizes
 from fedge.engine.uploads.stacking import Stack
 from fedge.engine.uploads.streaming import Part, Sums
 
@@ -63,13 +63,16 @@ class Intake:
     ) -> None:
         self.total, self.limits = new_total(ask, task), limits
         self.max_ratio, self.wait = None if ask.combine.bounds else max_ratio, wait
-        self._usual, self._losses, self._by_client = Usual(), Losses(), task.rows is not None
+        self._usual, self._losses, self._by_client = Usuals(), Losses(), task.rows is not None
         self._held: list[Held] = []
         self._before = [*ask.send.values(), *before]
         self._least: float | None = None
 
-    def compared_with(self, usual: Usual) -> None:
-        """Uploads of other asks, which share this, say what is usual as well; a client that is in many of them once."""
+    def compared_with(self, usual: Usuals) -> None:
+        """Uploads of other asks, which share this, say what is usual as well; a client that is in many of them once.
+
+        Close it when those of all of them are known.
+        """
         self._usual, self._by_client = usual, True
 
     def take(self, jobs: Jobs, positions: Tensor, uploads: dict[str, Upload]) -> Refused:
@@ -78,14 +81,14 @@ class Intake:
             return [], []
         if self.max_ratio is None:
             return add_good(self.total, jobs, positions, uploads, self.limits)
-        jobs_here = jobs.clients.shape[0]
-        wait = self.wait or self._usual.count + jobs_here < FIRST
+        jobs_here, names = jobs.clients.shape[0], list(uploads)
+        wait = self.wait or self._usual.count(names) + jobs_here < FIRST
         trial = None if wait else tried(self.total, jobs, positions, uploads, self.limits)
         rows = [row for name, (upload, _) in uploads.items() for row in sizes(upload, self._parts(name))]
         found, fits = read(rows, jobs_here, None if trial is None else trial.fits)
-        self._usual.note(found, jobs.clients.tolist() if self._by_client else None)
-        few = self.wait or self._usual.count < FIRST
-        doubt = [True] * jobs_here if few else self._usual.doubts(found, self.max_ratio / SURE)
+        self._usual.note(names, found, jobs.clients.tolist() if self._by_client else None)
+        few = self.wait or self._usual.count(names) < FIRST
+        doubt = [True] * jobs_here if few else self._usual.doubts(names, found, self.max_ratio / SURE)
         doubt = [one or more for one, more in zip(doubt, self._loud(jobs, uploads), strict=True)]
         whole = Held(jobs, positions, uploads, found)
         if not any(doubt):
@@ -97,11 +100,11 @@ class Intake:
         """What was held back, now that all is known."""
         dropped, bad = list[Drop](), list[Job]()
         for held in self._held:
-            reasons = [self._reason(job) for job in zip(*held.sizes, strict=True)]
             names = list(held.uploads)
+            reasons = [self._reason(names, job) for job in zip(*held.sizes, strict=True)]
             for (client, row), reason in zip(held.jobs.pairs(), reasons, strict=True):
                 if reason is not None:
-                    dropped.append(Drop(client, names[reason[0]], reason[1]))
+                    dropped.append(Drop(client, *reason))
                     bad.append((client, row))
             more = self._add(self._limited(_chosen(held, [reason is None for reason in reasons])))
             dropped, bad = dropped + more[0], bad + more[1]
@@ -141,14 +144,14 @@ class Intake:
         }
         return some._replace(uploads=uploads)
 
-    def _reason(self, job: tuple[float, ...]) -> tuple[int, str] | None:
+    def _reason(self, tasks: list[str], job: tuple[float, ...]) -> tuple[str, str] | None:
         """Of which task an upload is too large, and how; None if it is not."""
         assert self.max_ratio is not None
-        found = self._usual.beyond(job, self.max_ratio)
+        found = self._usual.beyond(tasks, job, self.max_ratio)
         if found is not None:
             if self._least is None:  # looked for only if it matters
                 self._least = LEAST * magnitude(self._before)
-            found = self._usual.beyond(job, self.max_ratio, self._least)
+            found = self._usual.beyond(tasks, job, self.max_ratio, self._least)
         if found is None:
             return None
         task, size, usual = found

@@ -2,10 +2,10 @@
 
 The size of an upload is its largest magnitude: of its large parts, those with at least 64 numbers (or the largest one
 there is), and apart from them of the small ones beside these, such as counters. What is usual is the lower median over
-the clients of an ask, so that one of two cannot raise it; of a client with several rows (FedOVA) over its rows first,
-so that who claims many has no more say. If some are 0 it is at least the upper median of the others, or 1 if that is
-less: these may be the liars alone, and one of them next to 0. For small parts it is at least 1, for large ones at least
-a hundredth of the largest number in what clients were sent (`Intake`).
+the clients that answer for a task in a phase, so that one of two cannot raise it; of a client with several rows
+(FedOVA) over its rows first, so that who claims many has no more say. If some are 0 it is at least the upper median of
+the others, or 1 if that is less: these may be the liars alone, and one of them next to 0. For small parts it is at
+least 1, for large ones at least a hundredth of the largest number in what clients were sent (`Intake`).
 
 Losses at candidates (`Task.losses`) are no measure of a client: a candidate may overflow at one client alone. A number
 that is far beyond the median of its place, or not finite, counts for so much that the candidate is not chosen:
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,23 +30,23 @@ from fedge.engine.uploads.coding import SMALL
 from fedge.engine.uploads.streaming import sum_type
 
 HEAVY = 1e7  # no weight is as large: sums of limited losses do not overflow
-Sizes = tuple[float, ...]  # two per task, of its large and its small parts
+T = TypeVar("T")
+Sizes = Sequence[float]  # of the large and the small parts of an upload
 
 
 class Usual:
-    """The sizes of the uploads of an ask so far."""
+    """The sizes of the uploads of a task so far."""
 
     def __init__(self) -> None:
-        self._known: list[list[float]] = []  # two per task: one size per client, ascending
-        self._rows: list[dict[int, list[float]]] = []  # two per task: the sizes of every client, ascending
+        self._known: list[list[float]] = [[], []]  # large and small: one size per client, ascending
+        self._rows: list[dict[int, list[float]]] = []  # large and small: the sizes of every client, ascending
 
     @property
     def count(self) -> int:
-        return len(self._known[0]) if self._known else 0
+        return len(self._known[0])
 
     def note(self, sizes: list[list[float]], clients: list[int] | None = None) -> None:
-        """More uploads: two lists per task, by job; and whose they are, if clients have several."""
-        self._known = self._known or [[] for _ in sizes]
+        """More uploads: large and small sizes by job; and whose they are, if clients have several."""
         if clients is not None:
             self._note_rows(sizes, clients)
             return
@@ -73,8 +74,8 @@ class Usual:
                 found = [one or most < size < math.inf for one, size in zip(found, new, strict=True)]
         return found
 
-    def beyond(self, job: Sizes, ratio: float, least: float = 0.0) -> tuple[int, float, float] | None:
-        """(task, size, what is usual) of the first size of an upload that is over `ratio` times the usual one.
+    def beyond(self, job: Sizes, ratio: float, least: float = 0.0) -> tuple[float, float] | None:
+        """(size, what is usual) of the first size of an upload that is over `ratio` times the usual one.
 
         Of large parts `least` is usual at least.
         """
@@ -82,8 +83,52 @@ class Usual:
             usual = _usual(place, known)
             usual = max(usual, least) if usual and place % 2 == 0 else usual
             if math.isfinite(size) and usual and size > ratio * usual:
-                return place // 2, size, usual
+                return size, usual
         return None
+
+
+class Usuals:
+    """What is usual, by task: for an ask of some tasks, or for all asks of a phase that share it.
+
+    Asks of a phase differ in what is sent, not in what is sent back. A client that is alone in one of them, as with a
+    class of FedOVA that is behind the others, is so compared with the clients of the others. Sizes are two lists per
+    task, by job.
+    """
+
+    def __init__(self) -> None:
+        self._by_task: dict[str, Usual] = {}
+
+    def count(self, tasks: Iterable[str] | None = None) -> int:
+        """Of how many clients the sizes are known, in all of these tasks; None: in all that are known."""
+        known = self._by_task.keys() if tasks is None else tasks
+        return min((self._of(task).count for task in known), default=0)
+
+    def note(self, tasks: Sequence[str], sizes: list[list[float]], clients: list[int] | None = None) -> None:
+        for task, two in _pairs(tasks, sizes):
+            self._of(task).note(two, clients)
+
+    def doubts(self, tasks: Sequence[str], sizes: list[list[float]], ratio: float) -> list[bool]:
+        """Which uploads, of those noted last, have a size `beyond` so much in any task."""
+        found = [self._of(task).doubts(two, ratio) for task, two in _pairs(tasks, sizes)]
+        return [any(job) for job in zip(*found, strict=True)]
+
+    def beyond(
+        self, tasks: Sequence[str], job: Sizes, ratio: float, least: float = 0.0
+    ) -> tuple[str, float, float] | None:
+        """(task, size, what is usual) of the first size of a job that is `beyond` so much."""
+        for task, two in _pairs(tasks, job):
+            if (found := self._of(task).beyond(two, ratio, least)) is not None:
+                return task, *found
+        return None
+
+    def _of(self, task: str) -> Usual:
+        return self._by_task.setdefault(task, Usual())
+
+
+def _pairs(tasks: Sequence[str], sizes: Sequence[T]) -> Iterator[tuple[str, list[T]]]:
+    """Every task with its two of the sizes."""
+    for place, task in enumerate(tasks):
+        yield task, list(sizes[2 * place : 2 * place + 2])
 
 
 def _usual(place: int, ordered: list[float]) -> float:
@@ -144,6 +189,7 @@ class Losses:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], list[Params]] = {}
         self._whose: dict[tuple[str, str], list[int]] = {}
+        self._ends: dict[tuple[str, str, str], tuple[Tensor, Tensor]] = {}  # what every number is limited to, once
 
     def note(self, task: str, upload: Payload, losses: tuple[str, ...], clients: list[int], ratio: float) -> Tensor:
         """Keep those of some jobs; which of these hold a number that may be beyond the limits, [J]."""
@@ -151,6 +197,7 @@ class Losses:
         doubtful = torch.zeros(len(like), dtype=torch.bool, device=like.device)
         for name in losses:
             part = upload.get(name, {})
+            self._ends = {}
             self._seen.setdefault((task, name), []).append(part)
             self._whose.setdefault((task, name), []).extend(clients)
             for leaf in part.values():
@@ -162,12 +209,17 @@ class Losses:
         found = dict(upload)
         for name in losses:
             if name in upload:
-                seen = self._seen[task, name]
-                found[name] = {
-                    key: _within(leaf, torch.cat([part[key] for part in seen]), self._whose[task, name], ratio)
-                    for key, leaf in upload[name].items()
-                }
+                ends = {key: self._between((task, name, key), ratio) for key in upload[name]}
+                found[name] = {key: _within(leaf, *ends[key]) for key, leaf in upload[name].items()}
         return found
+
+    def _between(self, place: tuple[str, str, str], ratio: float) -> tuple[Tensor, Tensor]:
+        """The limits that all clients' numbers set; they are worked out when all are known, and once."""
+        if place not in self._ends:
+            task, name, key = place
+            everybody = torch.cat([part[key] for part in self._seen[task, name]])
+            self._ends[place] = _limits(everybody, self._whose[task, name], ratio)
+        return self._ends[place]
 
 
 def _middle(numbers: Tensor) -> Tensor:
@@ -175,13 +227,19 @@ def _middle(numbers: Tensor) -> Tensor:
     return numbers.sort(0).values[(len(numbers) - 1) // 2]
 
 
-def _within(leaf: Tensor, everybody: Tensor, clients: list[int], ratio: float) -> Tensor:
-    """[J, ...] between the limits that all clients' numbers [C, ...] set, place by place; what is not finite is bad."""
-    most = min(torch.finfo(leaf.dtype).max, torch.finfo(sum_type(leaf)).max / len(everybody) / HEAVY)
+def _limits(everybody: Tensor, clients: list[int], ratio: float) -> tuple[Tensor, Tensor]:
+    """The least and the most that all clients' numbers [C, ...] allow, place by place; what is not finite is bad."""
+    most = min(torch.finfo(everybody.dtype).max, torch.finfo(sum_type(everybody)).max / len(everybody) / HEAVY)
     finite = torch.nan_to_num(everybody.double(), nan=torch.inf, neginf=torch.inf)
     owners = torch.tensor(clients, device=finite.device)
-    median = _middle(torch.stack([_middle(finite[owners == one]) for one in owners.unique()])).abs()
+    several = len(set(clients)) < len(clients)
+    each = torch.stack([_middle(finite[owners == one]) for one in owners.unique()]) if several else finite
+    median = _middle(each).abs()
     high = (ratio * median.clamp(min=1.0)).clamp(max=most)
-    low = -(ratio * median.amin().clamp(min=1.0)).clamp(max=most)
+    return -(ratio * median.amin().clamp(min=1.0)).clamp(max=most), high
+
+
+def _within(leaf: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """[J, ...] between these limits."""
     bad = torch.nan_to_num(leaf.double(), nan=torch.inf, neginf=torch.inf)
     return torch.maximum(torch.minimum(bad, high), low).to(leaf.dtype)

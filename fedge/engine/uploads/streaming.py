@@ -15,13 +15,15 @@ from fedge.engine.uploads.coding import split
 class Part(NamedTuple):
     """Weighted sums over some jobs, by part; the weights; how many jobs: [] or, with rows, [rows].
 
-    Small parts under a rule that limits them are there as they came.
+    Small parts under a rule that limits them are there as they came. Of one job alone `sums` are its upload as it came,
+    and its weight is in `alone`: a large model is then read and added up in one pass.
     """
 
     sums: dict[str, Params]
     totals: dict[str, Tensor]
     clients: Tensor
     few: list[Few]
+    alone: dict[str, Tensor]  # by part
 
     def finite(self) -> Tensor:
         """True only if every upload in it is finite: with positive weights, no sum hides a NaN or an infinity."""
@@ -49,6 +51,7 @@ class Sums:
         sums: dict[str, Params] = {}
         totals: dict[str, Tensor] = {}
         few: list[Few] = []
+        alone: dict[str, Tensor] = {}
         for upload, weight in zip(uploads, weights, strict=True):
             total = self._by_row(weight.double(), rows)
             large, small = split(upload)
@@ -57,19 +60,28 @@ class Sums:
                 small = {}
             for part, leaves in {**self.combine.each(large), **small}.items():
                 self.types[part] = {name: mean_type(leaf) for name, leaf in leaves.items()}
-                sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
                 totals[part] = total
-        return Part(sums, totals, self._count(weights[0], rows), few)
+                if self.rows is None and len(weight) == 1 and all(map(torch.is_floating_point, leaves.values())):
+                    sums[part] = {name: leaf[0].to(sum_type(leaf)) for name, leaf in leaves.items()}
+                    alone[part] = weight[0]
+                else:
+                    sums[part] = {name: self._sum(leaf, weight, rows) for name, leaf in leaves.items()}
+        return Part(sums, totals, self._count(weights[0], rows), few, alone)
 
     def merge(self, part: Part) -> None:
         self.clients = part.clients if self.clients is None else self.clients + part.clients
         self.few += part.few
         for name, leaves in part.sums.items():
+            weight = part.alone.get(name)
             if name not in self.sums:
-                self.sums[name], self.weights[name] = leaves, part.totals[name]
+                own = leaves if weight is None else {key: leaf * weight.to(leaf.dtype) for key, leaf in leaves.items()}
+                self.sums[name], self.weights[name] = own, part.totals[name]
                 continue
             for key, leaf in leaves.items():
-                self.sums[name][key] += leaf
+                if weight is None:
+                    self.sums[name][key] += leaf
+                else:
+                    self.sums[name][key].addcmul_(leaf, weight.to(leaf.dtype))
             self.weights[name] = self.weights[name] + part.totals[name]
 
     def _sum(self, leaf: Tensor, weight: Tensor, rows: Tensor) -> Tensor:

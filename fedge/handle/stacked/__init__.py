@@ -64,8 +64,13 @@ class Stacked(TorchFunctionMode):
 class Alone(TorchFunctionMode):
     """One client: recurrent layers by the rule for many where that is faster than torch's own; the rest as it is.
 
-    torch has a fused LSTM for a CPU, except in double precision, and no fused GRU.
+    torch has a fused LSTM for a CPU, except in double precision, and no fused GRU. `rules`: functions to call in place
+    of torch's.
     """
+
+    def __init__(self, rules: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+        super().__init__()
+        self.rules = rules or {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -73,7 +78,7 @@ class Alone(TorchFunctionMode):
         ours = func is _VF.gru or (func is _VF.lstm and args[0].dtype == torch.float64)
         if ours and args[0].device.type == "cpu" and has_rule(func, call := arguments(func, args)):
             return by_layer(call, alone(func))
-        return func(*args, **(kwargs or {}))
+        return self.rules.get(func, func)(*args, **(kwargs or {}))
 
 
 __all__ = ["RULES", "Alone", "Stacked", "naming"]

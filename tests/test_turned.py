@@ -1,0 +1,176 @@
+"""Images with the channels of a pixel side by side: the same gradients, and only where nobody can see it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedge
+from fedge.core import Batch
+from fedge.engine import Simulator
+from fedge.engine.recording import c_norm
+from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
+from fedge.engine.recording.turned_layers import turned_in_c
+from fedge.handle import GraphHandle, Handle, parameters
+from fedge.handle.turned import is_blind
+from fedge.losses import cross_entropy
+from tests.cases import close, generator, goes_on_as_it_began
+
+pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        c_norm.program.cache_clear()
+        yield
+    c_norm.program.cache_clear()
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+@pytest.mark.parametrize(("channels", "groups", "side"), [(16, 8, 9), (20, 4, 5), (3, 3, 4), (37, 1, 3), (64, 64, 2)])
+def test_group_norm_and_its_gradients_are_torch_s(
+    channels: int, groups: int, side: int, dtype: torch.dtype, limit: float
+) -> None:
+    x = 3 + drawn(4, channels, side, side, seed=0)
+    own = [one.requires_grad_() for one in (x, drawn(channels, seed=1), drawn(channels, seed=2))]
+    y = F.group_norm(own[0], groups, own[1], own[2], 0.01)
+    g = drawn(*y.shape, seed=3)
+    expected = (y.detach(), *torch.autograd.grad(y, own, g))
+    mine = [one.detach().to(dtype).requires_grad_() for one in own]
+    turned = mine[0].contiguous(memory_format=torch.channels_last)
+    out = c_norm.group_norm(turned, groups, mine[1], mine[2], 0.01)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    found = (out.detach(), *torch.autograd.grad(out, mine, g.to(dtype)))
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).abs().max()) <= limit * float(b.abs().max())
+
+
+class Net(nn.Module):
+    """A residual net; `end` is how it comes from images to vectors."""
+
+    def __init__(self, end: Callable[[Tensor], Tensor], inputs: int = 1, wide: int = 6, affine: bool = True) -> None:
+        super().__init__()
+        self.stem, self.end = nn.Conv2d(inputs, 4, 3, padding=1), end
+        self.down, self.short = nn.Conv2d(4, wide, 3, 2, 1), nn.Conv2d(4, wide, 1, 2)
+        self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(3, wide, affine=affine)])
+        self.out = nn.Linear(wide * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norms[0](self.stem(x)))
+        x = F.relu(self.norms[1](self.down(x)) + self.short(x))
+        found: Tensor = self.out(self.end(x))
+        return found
+
+
+class Written(Net):
+    """Writes into what it views: with a copy in place of the view, it would compute something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(F.relu(self.stem(x)))
+        F.relu(x.view(x.size(0), -1), inplace=True)
+        found: Tensor = self.out(x.flatten(1))
+        return found
+
+
+class Branches(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(-x if x.sum() > 0 else x)
+
+
+def flat(x: Tensor) -> Tensor:
+    return x.flatten(1)
+
+
+BLIND: dict[str, Callable[[], nn.Module]] = {
+    "flatten": lambda: Net(flat),
+    "view": lambda: Net(lambda x: x.view(x.size(0), -1)),
+    "three channels": lambda: Net(flat, inputs=3),
+    "no scale": lambda: Net(flat, affine=False),
+    "heavy": lambda: Net(flat, wide=48),  # weights outweigh a batch: the last convolutions have rows of pixels
+}
+SEEING: dict[str, Callable[[], nn.Module]] = {
+    "strides": lambda: Net(lambda x: x.flatten(1) * x.stride(1)),
+    "unknown function": lambda: Net(lambda x: torch.fft.fft(x).real.flatten(1)),
+    "written through a view": lambda: Written(flat),
+    "branches": lambda: Branches(flat),
+    "no images": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+}
+
+
+def made(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().double()
+
+
+@pytest.mark.parametrize("name", [*BLIND, *SEEING])
+def test_only_models_that_cannot_see_it_are_turned(name: str) -> None:
+    assert is_blind(made((BLIND | SEEING)[name])) is (name in BLIND)
+    assert bool(turned_in_c(made((BLIND | SEEING)[name]))) is (name in BLIND)
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_the_gradient_is_autograds(name: str) -> None:
+    plain, turned = Handle(made(BLIND[name]), cross_entropy), GraphHandle(made(BLIND[name]), cross_entropy)
+    turned.program.alone = turned_in_c(made(BLIND[name]))
+    labels = torch.randint(0, 10, (5,), generator=generator(1))
+    x = drawn(5, 3 if name == "three channels" else 1, 8, 8, seed=0)
+    batch = Batch(x, labels, torch.tensor([True] * 4 + [False]), torch.tensor(3))
+    params = parameters(made(BLIND[name]))
+    lies: list[bool] = []
+    turned.module.down.register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda layer, args: lies.append(args[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    assert close(plain.grad(params, batch), turned.grad(params, batch)) < 1e-12
+    assert lies == [True]
+
+
+def shared() -> fedge.Federation:
+    x, y = drawn(60, 1, 8, 8, seed=4), torch.arange(60) % 10
+    data = fedge.data.Data(x, y, x[:10], y[:10], 10)
+    return fedge.Federation(data, [list(range(k * 10, k * 10 + 10 - k)) for k in range(6)])
+
+
+def algorithm(dtype: torch.dtype) -> fedge.FedAvg:
+    return fedge.FedAvg(made(BLIND["flatten"]).to(dtype), epochs=2, batch_size=3, lr=0.1)
+
+
+@pytest.mark.parametrize("way", ["single", "plain"])
+def test_runs_turn_images_unless_told_otherwise(way: Any) -> None:
+    own = algorithm(torch.float64)
+    links = {flag: Simulator(own, shared(), way=way, compile=flag) for flag in (None, False)}
+    ends = {flag: fedge.train(own, shared(), rounds=3, link=link).params for flag, link in links.items()}
+    assert ["layers" in link.settings() for link in links.values()] == [True, False]
+    assert 0 < close(*ends.values()) < 1e-10
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_goes_on_as_it_began(tmp_path: Path, workers: int) -> None:
+    goes_on_as_it_began(algorithm(torch.float32), shared(), tmp_path, way="single", workers=workers)
+
+
+def test_without_a_compiler_images_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nothing(text: str) -> Any:
+        raise NoCompiler("no C compiler")
+
+    monkeypatch.setattr(c_norm, "load", nothing)
+    c_norm.program.cache_clear()
+    with caplog.at_level(logging.INFO, "fedge"):
+        assert "layers" not in Simulator(algorithm(torch.float32), shared(), way="single").settings()
+    c_norm.program.cache_clear()
+    assert "convolutions are computed by torch's operations: no C compiler" in caplog.text
