@@ -3,6 +3,7 @@
 from fedge import data, losses, metrics, models, partition
 from fedge.algorithms import (
     DONE,
+    FOOF,
     GIANT,
     SCAFFOLD,
     SGD,
@@ -47,6 +48,7 @@ __version__: str
 
 __all__ = [
     "DONE",
+    "FOOF",
     "GIANT",
     "SCAFFOLD",
     "SGD",

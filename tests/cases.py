@@ -106,6 +106,10 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         "fedcm_spectral": fedge.FedCM(model, lr=0.2, alpha=0.4, epochs=2, batch_size=4, server_optimiser="spectral"),
         "fedcm_decay": fedge.FedCM(model, lr=0.2, alpha=0.4, lr_decay=0.7, inner_decay=0.3, epochs=2, batch_size=4),
         "fedprox": fedge.FedProx(model, lr=0.1, mu=0.3, epochs=2, batch_size=4, momentum=0.5, lr_decay=0.8),
+        "foof": fedge.FOOF(model, lr=0.1, damping=0.2, epochs=2, batch_size=4),
+        "foof_decay": fedge.FOOF(
+            model, lr=0.1, damping=0.2, largest_side=6, epochs=2, batch_size=4, momentum=0.5, inner_decay=0.3, clip=0.8
+        ),
         "fednova": fedge.FedNova(model, lr=0.1, epochs=2, batch_size=4, momentum=0.5, server_momentum=0.3),
         "fednova_decay": fedge.FedNova(model, lr=0.1, epochs=2, batch_size=4, lr_decay=0.8, inner_decay=0.3, clip=0.8),
         "scaffold": fedge.SCAFFOLD(model, lr=0.1, epochs=2, batch_size=4, clients=7),
@@ -172,6 +176,7 @@ def algorithms() -> dict[str, Algorithm]:
         "shampoo_server",
         "fedcm",
         "fedprox",
+        "foof",
         "fednova",
         "scaffold_counted",
         "feddane",
@@ -263,7 +268,7 @@ def coded(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[str
 EACH_ONCE = {
     "fedavg_momentum", "fedavg_adam", "fedavg_server_adam", "spectral_carried", "fedcm", "fedprox", "fednova_decay",
     "scaffold_weighted", "fedper", "feddane_new_cohort", "feddane_clip", "lbfgs_next", "lbfgs_batches",
-    "lbfgs_product_next", "lbfgs_slopes", "subspace_fisher", "fedova_subspace", "giant", "done",
+    "lbfgs_product_next", "lbfgs_slopes", "subspace_fisher", "fedova_subspace", "giant", "done", "foof_decay",
     "fedova_balanced", "fedova_scaffold", "fedova_lbfgs_product", "sharing_fedova",
     "sharing_averaged", "averaged_fedper", "robust_median", "robust_trimmed", "robust_krum", "robust_clipped",
     "robust_gather", "robust_lbfgs", "fedova_robust", "compressed_quantise", "compressed_top", "compressed_cast",

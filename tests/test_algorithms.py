@@ -21,6 +21,7 @@ UNTOUCHED = {
     "fedavg": fedge.FedAvg(digits_model()),
     "fedprox": fedge.FedProx(digits_model()),
     "fednova": fedge.FedNova(digits_model()),
+    "foof": fedge.FOOF(digits_model()),
     "scaffold": fedge.SCAFFOLD(digits_model(), clients=100),
     "scaffold_counted": fedge.SCAFFOLD(digits_model()),
     "feddane": fedge.FedDANE(digits_model()),

@@ -85,6 +85,7 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
     ),
     "fedcm": (fedge.FedCM(model()), *[(2 * C * D * B, C * (D * B + B + 4))] * 2),
     "fedprox": (fedge.FedProx(model()), *[(C * D * B, C * (D * B + 4))] * 2),
+    "foof": (fedge.FOOF(model(), inner_decay=0.5), *[(C * D * B, C * (D * B + 4))] * 2),
     "fednova": (fedge.FedNova(model(), momentum=0.5), *[(C * D * B, C * (D * B + B + 4))] * 2),
     "scaffold": (fedge.SCAFFOLD(model(), clients=50), *[(2 * C * D * B, C * (2 * D * B + 4))] * 2),
     "scaffold_counted": (fedge.SCAFFOLD(model()), *[(2 * C * D * B, C * (2 * D * B + B + 4))] * 2),

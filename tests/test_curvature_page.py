@@ -78,10 +78,12 @@ def cost(problem: str, method: str, target: float = 0.95) -> tuple[float, float]
 
 
 CONTROLS = ("FedAvg", "FedAvg, server step", "FedAvg, server momentum")
+CHEAP = ("FOOF", "FOOF, server step")  # a round has FedAvg's bytes
 
 
 def test_the_sentences_of_the_page_hold() -> None:
-    names = [method.name for method in METHODS if method.name not in CONTROLS]
+    turned = [method.name for method in METHODS if "pectral" in method.name]
+    names = [method.name for method in METHODS if method.name not in (*CONTROLS, *CHEAP, *turned)]
     assert cost("IID", "GIANT")[0] <= cost("IID", "FedAvg")[0] / 4
     for problem in page.TITLES:
         assert cost(problem, "GIANT")[0] < 2 / 3 * min(cost(problem, name)[0] for name in CONTROLS)
@@ -102,6 +104,36 @@ def test_the_sentences_of_the_page_hold() -> None:
     assert page.inert(
         [line for line in raw("IID") if line["kind"] == "run" and line["method"] == command.METHODS[3].name]
     )
+
+
+def final(problem: str, method: str) -> float:
+    runs = [line["accuracy"][-5:] for line in raw(problem) if line["kind"] == "run" and line["method"] == method]
+    return 100 * sum(map(sum, runs)) / 15
+
+
+def test_what_is_said_of_spectral_steps_and_foof_holds() -> None:
+    step, names = "Spectral server step", [method.name for method in METHODS]
+    without = [name for name in names if "spectral server step" not in name.lower()]
+    for problem, wanted in (("IID", 13), ("two labels", 15)):
+        assert cost(problem, step)[0] == wanted
+        assert all(cost(problem, step)[1] < cost(problem, name)[1] for name in without)
+        assert cost(problem, "SCAFFOLD, spectral server step")[0] == wanted - 2
+        best = min(cost(problem, name)[0] for name in CONTROLS)
+        for name in ("Spectral carried", "SCAFFOLD, spectral server step"):
+            assert cost(problem, name)[0] < 2 / 3 * best
+    assert final("two labels", step) > max(final("two labels", name) for name in without if name != "Spectral carried")
+    assert all(final("two labels", step) > final("two labels", name) - 0.05 for name in names)
+    assert [cost("IID", name, 0.9) for name in ("FOOF", "FedAvg", "GIANT")] == [
+        (4, pytest.approx(1.5, abs=0.05)),
+        (8, pytest.approx(3.1, abs=0.05)),
+        (4, pytest.approx(3.9, abs=0.05)),
+    ]
+    for target in (0.85, 0.9):
+        assert cost("IID", "FOOF", target)[1] == min(cost("IID", name, target)[1] for name in names)
+    for place in (0, 1):
+        assert cost("IID", "FOOF")[place] < cost("IID", "FedAvg")[place] / 2
+    for name in ("Spectral", "Spectral, spectral server step"):
+        assert final("two labels", name) < 85
 
 
 def test_inert_is_said_of_multiples_of_the_identity_alone() -> None:

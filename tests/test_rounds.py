@@ -229,6 +229,7 @@ def test_passes_over_a_clients_examples_by_hand() -> None:
     cases = {
         5: fedge.FedAvg(toy_model(), server_optimiser="soap"),
         6: fedge.FedDANE(toy_model()),
+        3 + 1: fedge.FOOF(toy_model(), epochs=3),
         3: fedge.FedOVA(fedge.FedCM(toy_model(outputs=2), epochs=3), classes=3),
         1 + 2 * 20 + 4: fedge.GIANT(toy_model()),
         1 + 2 * 7: fedge.DONE(toy_model(), iterations=7, candidates=()),

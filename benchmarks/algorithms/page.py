@@ -197,6 +197,7 @@ def text(lines: list[Line]) -> str:
         fedge.FedPer,
         fedge.FedDANE,
         fedge.FisherLBFGS,
+        fedge.FOOF,
         fedge.SubspaceNewton,
         fedge.GIANT,
         fedge.DONE,

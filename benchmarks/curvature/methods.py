@@ -8,6 +8,7 @@ import fedge
 from benchmarks.algorithms.methods import Method, grid, network
 
 LOCAL: dict[str, Any] = {"epochs": 5, "batch_size": 10}
+TURNED: dict[str, Any] = {"server_optimiser": "spectral", "server_momentum": 0.5}
 NEWTON: dict[str, Any] = {"curvature": "product", "matrix": "gauss_newton"}
 
 
@@ -59,8 +60,42 @@ def done(seed: int, **setting: Any) -> fedge.DONE:
     return fedge.DONE(network(seed), **setting)
 
 
+def foof(seed: int, **setting: Any) -> fedge.FOOF:
+    return fedge.FOOF(network(seed), **LOCAL, **setting)
+
+
+def turned(seed: int, **setting: Any) -> fedge.FedAvg:
+    return fedavg(seed, **TURNED, **setting)
+
+
+def foof_turned(seed: int, **setting: Any) -> fedge.FOOF:
+    return foof(seed, **TURNED, **setting)
+
+
+def spectral(seed: int, **setting: Any) -> fedge.FedAvg:
+    return fedavg(seed, optimiser="spectral", inner_decay=0.2, **setting)
+
+
+def carried(seed: int, **setting: Any) -> fedge.FedAvg:
+    return spectral(seed, carry_momentum=True, **setting)
+
+
+def both(seed: int, **setting: Any) -> fedge.FedAvg:
+    return spectral(seed, momentum=0.95, **TURNED, **setting)
+
+
+def control(seed: int, **setting: Any) -> fedge.SCAFFOLD:
+    return fedge.SCAFFOLD(network(seed), **LOCAL, **TURNED, **setting)
+
+
+def mixed(seed: int, **setting: Any) -> fedge.FedCM:
+    return fedge.FedCM(network(seed), **LOCAL, **TURNED, **setting)
+
+
 PRINTED = "Fisher L-BFGS, as printed"
 DAMPED = grid(local_lr=(0.1, 0.2, 0.35, 0.5), damping=(0.3, 1.0))
+STEPS = grid(lr=(0.1, 0.2, 0.35, 0.5), server_lr=(2.0, 4.0))
+LENGTHS = (0.02, 0.05, 0.1, 0.2)
 SPANS = grid(lr=(0.1, 0.2, 0.35, 0.5), memory=(1, 3))
 METHODS = (
     Method("FedAvg", "control", fedavg, grid(lr=(0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0))),
@@ -90,5 +125,39 @@ METHODS = (
     ),
     Method(
         "DONE", "Gauss-Newton, Richardson iterations", done, grid(alpha=(0.03, 0.05, 0.1, 0.2), iterations=(20, 80))
+    ),
+    Method(
+        "FOOF",
+        "second moments of layers' inputs, local steps",
+        foof,
+        grid(lr=(0.2, 0.35, 0.5, 0.7), damping=(0.3, 1.0)),
+    ),
+    Method(
+        "FOOF, server step",
+        "the same, control's server step",
+        foof,
+        grid(lr=(0.2, 0.35), damping=(0.3, 1.0), server_lr=(1.5, 2.0)),
+    ),
+    Method("Spectral server step", "Kronecker factors of the mean update", turned, STEPS),
+    Method(
+        "FOOF, spectral server step", "both", foof_turned, grid(lr=(0.1, 0.2), damping=(0.3, 1.0), server_lr=(2.0, 4.0))
+    ),
+    Method(
+        "Spectral", "Kronecker factors of the momentum, local steps", spectral, grid(lr=LENGTHS, lr_decay=(0.95, 1.0))
+    ),
+    Method("Spectral carried", "the same, carried momentum", carried, grid(lr=LENGTHS, momentum=(0.95, 0.98))),
+    Method("Spectral, spectral server step", "both", both, grid(lr=LENGTHS, server_lr=(1.0, 2.0))),
+    Method(
+        "Spectral server step, warm-up",
+        "over 5 rounds",
+        turned,
+        grid(lr=(0.1, 0.2, 0.35, 0.5), server_lr=(2.0, 4.0), server_warmup=(5,)),
+    ),
+    Method("SCAFFOLD, spectral server step", "control variates", control, STEPS),
+    Method(
+        "FedCM, spectral server step",
+        "mean direction mixed in",
+        mixed,
+        grid(lr=(0.2, 0.35), alpha=(0.4, 0.7), server_lr=(2.0, 4.0)),
     ),
 )

@@ -141,7 +141,9 @@ def answer(found: dict[str, list[Line]]) -> str:
     lines = (
         f"**Rounds to test 95 %**, with all labels and with two labels per client: FedAvg {both_of('FedAvg')}; with a "
         f"longer server step {both_of('FedAvg, server step')}; with server momentum "
-        f"{both_of('FedAvg, server momentum')}; GIANT {both_of('GIANT')}; "
+        f"{both_of('FedAvg, server momentum')}; with a spectral server step {both_of('Spectral server step')}, around "
+        f"SCAFFOLD {both_of('SCAFFOLD, spectral server step')}; spectral local steps, carried, "
+        f"{both_of('Spectral carried')}; FOOF {both_of('FOOF')}; GIANT {both_of('GIANT')}; "
         f"Subspace Newton {both_of('Subspace Newton')}; DONE {both_of('DONE')}; "
         f"Fisher L-BFGS as printed {both_of(PRINTED)}, with Gauss-Newton products {both_of('Fisher L-BFGS, product')}.",
         f"**Inert**: Fisher L-BFGS as printed ({'; '.join(still) or 'nowhere'}).",

@@ -28,7 +28,7 @@ def passes(algorithm: Algorithm[Any]) -> int:
     if isinstance(algorithm, fedge.SubspaceNewton):
         return algorithm.epochs + (1 + algorithm.memory) + (1 + len(algorithm.dampings))
     epochs: int = algorithm.epochs  # type: ignore[attr-defined]
-    return epochs + (1 if isinstance(algorithm, fedge.FedDANE) else 0)
+    return epochs + (1 if isinstance(algorithm, fedge.FedDANE | fedge.FOOF) else 0)
 
 
 def _lbfgs(algorithm: fedge.FisherLBFGS) -> int:

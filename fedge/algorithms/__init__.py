@@ -16,6 +16,7 @@ from fedge.algorithms.fedova import FedOVA
 from fedge.algorithms.fedper import FedPer
 from fedge.algorithms.fedprox import FedProx
 from fedge.algorithms.fisher_lbfgs import FisherLBFGS
+from fedge.algorithms.foof import FOOF
 from fedge.algorithms.giant import GIANT
 from fedge.algorithms.kronecker import SOAP, Shampoo
 from fedge.algorithms.optimisers import SGD, Adam
@@ -36,6 +37,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedper": FedPer,
     "feddane": FedDANE,
     "fisher_lbfgs": FisherLBFGS,
+    "foof": FOOF,
     "subspace_newton": SubspaceNewton,
     "giant": GIANT,
     "done": DONE,
@@ -54,6 +56,7 @@ __all__ = [
     "ALGORITHMS",
     "ASYNCHRONOUS",
     "DONE",
+    "FOOF",
     "GIANT",
     "SCAFFOLD",
     "SGD",

@@ -110,8 +110,12 @@ class FedAvg(Algorithm[State]):
     def round(self, state: State) -> Flow[State]:
         carried = {"momentum": state["momentum"]} if self.carry_momentum else {}
         send = {"params": state["params"], **carried, **schedule.part(self.lr_decay, state)}
-        trained = yield Ask(self._local().asked("train"), send)
+        trained = yield Ask(self._asked(), send)
         return {**server.step(self, state, trained.mean["delta"]), **{name: trained.mean[name] for name in carried}}
+
+    def _asked(self) -> tuple[str, ...]:
+        """The tasks of a round, one after another."""
+        return self._local().asked("train")
 
     def _local(self) -> LocalTraining:
         return LocalTraining(self._rule(), self.lr, self.epochs, self.batch_size, self.clip, self.inner_decay)

@@ -37,13 +37,14 @@ class Squares(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = _rule(func, args, kwargs)
+        found = rule_of(func, args, kwargs)
         if found is None or id(found.weight) not in self.fast:
             return func(*args, **(kwargs or {}))
         return found.rule.apply(*found.inputs)
 
 
-def _rule(func: Any, args: tuple[Any, ...], kwargs: Any) -> Squared | None:
+def rule_of(func: Any, args: tuple[Any, ...], kwargs: Any) -> Squared | None:
+    """What to call in place of this call of torch, if it is a layer's with weights."""
     found = (kind.squares(func, args, kwargs or {}) for kind in table.KINDS)
     return next((rule for rule in found if rule is not None), None)
 
@@ -63,7 +64,7 @@ class _Uses(TorchFunctionMode):
         leaves = pytree.tree_leaves((args, kwargs or {}))
         found = [self.names[id(leaf)] for leaf in leaves if id(leaf) in self.names]
         self.all.update(found)
-        if _rule(func, args, kwargs) is not None:
+        if rule_of(func, args, kwargs) is not None:
             self.by_rule.update(found)
         return func(*args, **(kwargs or {}))
 

@@ -18,6 +18,7 @@ from fedge.core import Batch, Loss, Params
 from fedge.handle import curvature
 from fedge.handle.addressed_dropout import AddressedDropout
 from fedge.handle.fisher_diagonal import separable
+from fedge.handle.layer_inputs import Moments, complete, sides
 from fedge.handle.module import check_module, is_still, leave_weights_apart
 from fedge.handle.recurrent import ByStep
 from fedge.inputs import Inputs, arguments
@@ -102,6 +103,19 @@ class Handle:
         if self._separable is None:
             self._separable = separable(self, params, batch)
         return curvature.sum_sq_grad(lambda p: self.losses(p, batch, ByStep()), params, self._separable)
+
+    def sum_inputs(self, params: Params, batch: Batch, largest: int) -> Params:
+        """sum_i (a_i, 1) (a_i, 1)^T over the real examples, by weight; a_i is what the weight is multiplied with.
+
+        In evaluation mode. An input of a convolution is a patch. [in + 1, in + 1] for every parameter with two or more
+        axes and in + 1 <= `largest`; zeros if it is not the weight of one linear layer or convolution.
+        """
+        if self._separable is None:
+            self._separable = separable(self, params, batch)
+        wanted = {name: params[name] for name in self._separable if name in sides(params, largest)}
+        seen = Moments(wanted, batch.mask)
+        self.logits(params, batch.x, mode=seen)
+        return complete(seen.found, params, largest)
 
     def sum_fisher_product(self, params: Params, batch: Batch, v: Params) -> Params:
         """sum_i g_i (g_i . v) over the real examples, g_i the gradient of one example."""

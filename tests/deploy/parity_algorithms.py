@@ -56,6 +56,7 @@ def _rest() -> dict[str, Algorithm]:
     return {
         "DONE": fedge.DONE(model(), iterations=3),
         "FedProx": fedge.FedProx(model(), lr=0.1, mu=0.1, **options),
+        "FOOF": fedge.FOOF(model(), lr=0.1, **options),
         "FedNova": fedge.FedNova(model(), lr=0.1, momentum=0.5, **options),
         "FedCM": fedge.FedCM(model(), lr=0.1, **options),
         "Spectral": fedge.FedAvg(

@@ -161,6 +161,11 @@ class SquaredConv(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    def seen(a: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...], groups: int) -> Tensor | None:
+        """What the weight is multiplied with, [B, L, in * kernel]; with groups there is not one such input."""
+        return _unfolded(a, weight, where).mT if groups == 1 else None
+
+    @staticmethod
     def forward(a: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...], groups: int) -> Tensor:
         stride, padding, dilation = where
         return torch.convolution(a, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)

@@ -54,6 +54,11 @@ class SquaredLinear(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    def seen(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What the weight is multiplied with, [B, L, in]."""
+        return a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1)
+
+    @staticmethod
     def forward(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(a, weight, bias)
 
