@@ -14,6 +14,7 @@ from fedge.engine import Loopback, Ranks, Simulator
 from fedge.engine.links.base_link import Around, BaseLink
 from fedge.engine.runtime import Runtime
 from fedge.federation import Federation
+from fedge.handle.probe import changing_buffer
 from fedge.inputs import described, take
 from fedge.losses import LOSSES, CrossEntropy, bce, by_target, cross_entropy, huber, mae, mse
 
@@ -88,6 +89,21 @@ def check_model(algorithm: Algorithm[Any], runtime: Runtime, params: Params) -> 
         runtime.handle.check_loss(params, take(x, slice(2)), y[:2])
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"the model cannot take an example of {described(x)}: {error}") from error
+    _check_buffers(runtime, params)
+
+
+def _check_buffers(runtime: Runtime, params: Params) -> None:
+    if not any(True for _ in runtime.handle.module.buffers()):
+        return
+    try:
+        name = changing_buffer(runtime.handle, params, runtime.x)
+    except (RuntimeError, TypeError, IndexError, AttributeError):
+        return  # a model that cannot be trained: the first step says why
+    if name is not None:
+        raise ValueError(
+            f"the model changes its buffer '{name}' in forward, which is no parameter and has no meaning across "
+            "clients: leave it out, or make it a parameter (frozen, if it is not to be trained)"
+        )
 
 
 def _check_targets(loss: Any, y: Tensor) -> None:

@@ -46,8 +46,10 @@ from benchmarks.attacks import page as attacks_page
 from benchmarks.edge import choice as edge_choice
 from benchmarks.edge import measure as edge_measure
 from benchmarks.edge import page as edge_page
+from benchmarks.edge import partial as edge_partial
 from benchmarks.edge import picture as edge_picture
 from benchmarks.edge import timed as edge_timed
+from benchmarks.edge import yours as edge_yours
 from benchmarks.privacy import measure as privacy_measure
 from benchmarks.privacy import page as privacy_page
 from benchmarks.speed import gpu, peers
@@ -245,11 +247,118 @@ def test_a_stored_run_is_timed_as_if_it_were_trained_again(method: str, monkeypa
 def test_the_page_of_the_edge_says_what_was_stored() -> None:
     """If not: `python -m benchmarks.edge --page`."""
     text = edge_page.PAGE.read_text()
-    assert edge_page.fleets() in text
-    assert edge_page.asynchronous() in text
-    assert edge_page.costs() in text
-    assert edge_page.choices() in text
+    for name, part in edge_page.parts().items():
+        assert f"<!-- {name}: python -m benchmarks.edge -->\n{part}<!-- /{name} -->" in text
     assert "not run" not in edge_page.choices()
+    assert "Fashion-MNIST, to 85 % test accuracy (not run: Fisher L-BFGS; FedBuff; asynchronous FedOVA):" in text
+
+
+def test_what_the_command_trains_is_what_is_stored() -> None:
+    """Settings of timed rows are those of the yardstick; of those that were trained here, those of the command."""
+    told = [line for line in edge_measure.lines() if line.get("setting") is not None]
+    assert {line["method"] for line in told} == set(edge_timed.YARDSTICK) - {"FedOVA"}
+    for line in told:
+        here = edge_measure.setting(edge_measure.built(edge.entry_of(line)))
+        spectral = {"server_optimiser": "spectral"} if "spectral" in line["method"] else {}
+        assert here == {"epochs": 5, "batch_size": 15, **spectral, **line["setting"]}
+    known = [edge.entry_of(line) for line in edge_measure.lines()]
+    assert list(edge_timed.lines(known)) == [], "every stored run of the yardstick passes the check"
+
+
+@pytest.mark.parametrize(
+    ("other", "stored", "here"),
+    [
+        ({"fedavg": {"lr": 0.1}}, "lr 0.07", "lr 0.1"),
+        ({"fedavg": {"lr": 0.07, "clip": 1.0}}, "epochs 5, lr 0.07", "batch_size 15, clip 1.0, epochs 5, lr 0.07"),
+        ({"batch_size": 10}, "batch_size 15, epochs 5, lr 0.07", "batch_size 10, epochs 5, lr 0.07"),
+    ],
+)
+def test_a_stored_run_with_another_setting_is_refused(
+    other: dict[str, Any], stored: str, here: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [edge.entry_of(line) for line in edge_measure.lines()]
+    monkeypatch.setitem(edge_measure.PROBLEMS, "kws", replace(edge_measure.PROBLEMS["kws"], **other))
+    told = (
+        f"kws, FedAvg, seed .: the stored run has .*{stored}, benchmarks/edge/measure.py has .*{here}: put the stored"
+    )
+    with pytest.raises(SystemExit, match=told):
+        list(edge_timed.lines(known))
+
+
+DEVICES = "flops,down,up,compute_watts,kind\n8e9,50e6,20e6,6,board\n2e9,5e6,2e6,3,old board\n"
+
+
+def test_edge_on_own_devices(smaller: Smaller, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Published lines do not count as done, and nothing is published."""
+    smaller(edge_measure, PROBLEMS={"digits": replace(edge_measure.PROBLEMS["digits"], seeds=(0,), target=0.01)})
+    smaller(edge_page, PAGE=copied(edge_page.PAGE, tmp_path))
+    (tmp_path / "devices.csv").write_text(DEVICES)
+    before, page, out = edge_measure.lines(), edge_page.PAGE.read_text(), tmp_path / "out"
+    words = ("digits", "--devices", str(tmp_path / "devices.csv"), "--out", str(out), "--rounds", "1")
+    smaller.run(edge.main, *words)
+    found = edge_measure.lines(out / "results.jsonl")
+    assert [(line["fleet"], line["method"]) for line in found] == [("yours", m) for m in edge_measure.EVERYWHERE]
+    table = (out / "table.md").read_text()
+    assert table in capsys.readouterr().out
+    assert "| method | yours: final accuracy, % | yours: MB | yours: s | yours: J |" in table
+    assert all(f"| {method} |" in table for method in edge_measure.EVERYWHERE)
+    assert "the fastest is" in table
+    smaller.run(edge.main, *words)
+    assert edge_measure.lines(out / "results.jsonl") == found, "nothing is done twice"
+    smaller.run(edge.main, "--take", str(out))
+    assert edge_measure.lines() == before
+    assert edge_page.PAGE.read_text() == page
+
+
+def test_own_devices_are_those_of_the_file(tmp_path: Path) -> None:
+    """FedAvg waits for all, so the slowest of the cohort is the slower of two devices."""
+    (tmp_path / "devices.csv").write_text(DEVICES)
+    fleets = {"yours": fedge.edge.Table(str(tmp_path / "devices.csv"), edge_measure.CLIENTS)}
+    (line,) = edge_measure.run(
+        edge_measure.Entry("digits", "yours", "FedAvg", 0), fedge.Engine("cpu"), rounds=1, fleets=fleets
+    )
+    size = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    radio = 8 * size / 5e6 + 8 * (size + 4) / 2e6
+    assert radio < line["virtual_seconds"] < radio + 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--devices", "a.csv"), "needs a PROBLEM and --out DIR"),
+        (("digits", "--devices", "a.csv"), "needs a PROBLEM and --out DIR"),
+        (("digits", "--devices", "a.csv", "--out", "other"), "runs on other devices or of another number of rounds"),
+        (("digits", "--devices", "none.csv", "--out", "new"), "--devices none.csv: cannot read the devices"),
+        (("digist", "--devices", "a.csv", "--out", "new"), "unknown problem 'digist': there are digits"),
+    ],
+)
+def test_own_devices_that_cannot_be_are_refused(
+    words: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text(DEVICES)
+    Path("other").mkdir()
+    key = {"problem": "digits", "fleet": "yours", "method": "FedAvg", "seed": 0, "rounds": 50}
+    Path("other/results.jsonl").write_text(json.dumps({**key, "devices": "of another file"}) + "\n")
+    monkeypatch.setattr(sys, "argv", ["edge", *words])
+    with pytest.raises(SystemExit, match=told):
+        edge.main()
+    assert edge_yours.digest(Path("a.csv")) != "of another file"
+
+
+def test_edge_partial_work(smaller: Smaller, tmp_path: Path) -> None:
+    stored = edge_measure.lines(edge_partial.FILE)
+    wanted = {(m, s, seed) for m in edge_partial.METHODS for s in edge_partial.SETTINGS for seed in edge_partial.SEEDS}
+    assert {(line["method"], line["setting"], line["seed"]) for line in stored} == wanted
+    assert {line["rounds"] for line in stored} == {edge_partial.ROUNDS}
+    smaller(edge_partial, FILE=tmp_path / "partial.jsonl", ROUNDS=1, SEEDS=(0, 1))
+    smaller(edge_page, PAGE=copied(edge_page.PAGE, tmp_path))
+    assert edge_partial.rows()[1][1:] == ["not run", "not run"]
+    smaller.run(edge_partial.main)
+    smaller.run(edge_partial.main)
+    found = edge_measure.lines(edge_partial.FILE)
+    assert len(found) == 2 * 3 * 2, "nothing is done twice"
+    assert edge_page.parts()["partial"] in edge_page.PAGE.read_text()
 
 
 def test_edge_pictures(smaller: Smaller, tmp_path: Path) -> None:
@@ -496,8 +605,7 @@ def test_the_table_of_speed_says_what_was_stored(smaller: Smaller, tmp_path: Pat
         one for one in json.loads((speed_table.HERE / "jax.json").read_text())["timings"] if one["workload"] == "B"
     ]
     each = sorted(b / a for a, b in zip(kept["seconds"], kept["jax"], strict=True))
-    ratio = float(np.median(kept["jax"]) / np.median(kept["seconds"]))
-    texts = [speed_table.short(one) for one in (ratio, each[0], each[-1])]
+    texts = [speed_table.short(one) for one in (float(np.median(each)), each[0], each[-1])]
     assert jax.cells()[6] == f"{texts[0]} ({texts[1]} to {texts[2]})"
     shutil.copytree(speed_table.HERE, tmp_path / "speed")
     smaller(speed_table, HERE=tmp_path / "speed")
@@ -509,8 +617,14 @@ def test_the_table_of_speed_says_what_was_stored(smaller: Smaller, tmp_path: Pat
         "workload": "L",
         "seconds": [0.5],
         "plain": [2.0],
-        "split": [["a", 1, 3, True], ["b", 1, 1, False]],
+        "split": [["a", 1, 375, True], ["b", 1, 125, False]],  # milliseconds
     }
     path.write_text(json.dumps(like))
     (row,) = [row for row in speed_table.on_a_gpu() if row.workload == "L"]
     assert (row.cells()[3:6], row.cells()[7]) == (["500", "plain loop", "2000"], "25%")
+    like["timings"][0]["split"][0][2] = 3750  # with a recording in it: no share of a round
+    path.write_text(json.dumps(like))
+    (row,) = [row for row in speed_table.on_a_gpu() if row.workload == "L"]
+    assert row.cells()[7] == ""
+    turns = row._replace(ours=[1.0, 1.0, 4.0], theirs=[2.0, 2.5, 40.0])
+    assert turns.cells()[6] == "2.5 (2.0 to 10)", "the median of the turns, not the ratio of medians"

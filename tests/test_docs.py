@@ -136,6 +136,17 @@ class Noisy(nn.Linear):
         return super().forward(x) + torch.randn_like(super().forward(x))
 
 
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(12, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return self.line(x) / self.steps
+
+
 class Packing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -158,6 +169,7 @@ NUMBERS = np.linspace(0, 1, 60)
 DIGITS = fedge.data.load("digits")
 MISTAKES: list[Callable[[], Any]] = [  # in the order of the table
     lambda: _train(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 3))),
+    lambda: _train(Counting()),
     lambda: _train(Packing()),
     lambda: _train(Noisy(12, 3)),
     lambda: _train(nn.Linear(12, 3), np.ones((60, 12), "uint8")),

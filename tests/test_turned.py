@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedge
 from fedge.core import Batch
-from fedge.engine import Simulator
+from fedge.engine import Loopback, Simulator
 from fedge.engine.recording import c_norm
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
 from fedge.engine.recording.turned_layers import turned_in_c
@@ -94,6 +94,59 @@ def flat(x: Tensor) -> Tensor:
     return x.flatten(1)
 
 
+def turned_image(channels: int = 8, dtype: torch.dtype = torch.float64) -> Tensor:
+    return drawn(4, channels, 5, 5, seed=0).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def test_the_second_derivative_of_a_group_norm_is_torch_s() -> None:
+    found = []
+    for norm in (c_norm.group_norm, F.group_norm):
+        own = [one.requires_grad_() for one in (turned_image(), drawn(8, seed=1), drawn(8, seed=2))]
+        y = norm(own[0], 4, own[1], own[2], 0.01)
+        slopes = torch.autograd.grad(y.sin().sum(), own, create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in slopes), own))
+    for a, b in zip(*found, strict=True):
+        assert float((a - b).abs().max()) < 1e-10 * float(b.abs().max())
+
+
+WRONG: dict[str, tuple[int, Tensor, Tensor]] = {
+    "few weights": (4, torch.ones(4).double(), torch.zeros(8).double()),
+    "few biases": (4, torch.ones(8).double(), torch.zeros(4).double()),
+    "groups": (3, torch.ones(8).double(), torch.zeros(8).double()),
+    "type": (4, torch.ones(8), torch.zeros(8)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_group_norm_that_torch_refuses_is_refused(name: str) -> None:
+    groups, weight, bias = WRONG[name]
+    with pytest.raises(RuntimeError):
+        c_norm.group_norm(turned_image(), groups, weight, bias)
+
+
+class TwoHeads(nn.Module):
+    """What the first head overwrites is a view of what the second reads, or may be a copy of it."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.down, self.norm = nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.GroupNorm(4, 8)
+        self.first, self.line = first, nn.Linear(128, 10)
+        self.second = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.down(x))
+        return self.line(self.first(x)) + self.second(x)
+
+
+class Relu(nn.Module):
+    def __init__(self, flatten: Callable[[Tensor], Tensor], *flags: Any, **named: Any) -> None:
+        super().__init__()
+        self.flatten, self.flags, self.named = flatten, flags, named
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.flatten(x), *self.flags, **self.named)
+
+
 BLIND: dict[str, Callable[[], nn.Module]] = {
     "flatten": lambda: Net(flat),
     "view": lambda: Net(lambda x: x.view(x.size(0), -1)),
@@ -101,7 +154,15 @@ BLIND: dict[str, Callable[[], nn.Module]] = {
     "no scale": lambda: Net(flat, affine=False),
     "heavy": lambda: Net(flat, wide=48),  # weights outweigh a batch: the last convolutions have rows of pixels
 }
+BLIND |= {
+    "overwritten before it is flat": lambda: TwoHeads(nn.Sequential(nn.ReLU(inplace=True), nn.Flatten())),
+    "overwritten elsewhere": lambda: TwoHeads(nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Flatten())),
+}
 SEEING: dict[str, Callable[[], nn.Module]] = {
+    "overwritten when it is flat": lambda: TwoHeads(nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True))),
+    "the same by functions": lambda: TwoHeads(Relu(lambda x: torch.flatten(x, 1), inplace=True)),
+    "the same by a flag without a name": lambda: TwoHeads(Relu(flat, True)),
+    "the same behind an identity": lambda: TwoHeads(nn.Sequential(nn.Flatten(), nn.Identity(), nn.ReLU(inplace=True))),
     "strides": lambda: Net(lambda x: x.flatten(1) * x.stride(1)),
     "unknown function": lambda: Net(lambda x: torch.fft.fft(x).real.flatten(1)),
     "written through a view": lambda: Written(flat),
@@ -136,6 +197,14 @@ def test_the_gradient_is_autograds(name: str) -> None:
     )
     assert close(plain.grad(params, batch), turned.grad(params, batch)) < 1e-12
     assert lies == [True]
+
+
+@pytest.mark.parametrize("name", ["overwritten when it is flat", "overwritten before it is flat"])
+@pytest.mark.parametrize("way", ["stacked", "single", "plain"])
+def test_what_is_overwritten_through_another_view_is_what_autograd_sees(name: str, way: Any) -> None:
+    own = fedge.FedAvg(made((BLIND | SEEING)[name]), epochs=1, batch_size=3, lr=0.1)
+    found = fedge.train(own, shared(), rounds=2, link=Simulator(own, shared(), way=way))
+    assert close(found.params, fedge.train(own, shared(), rounds=2, link=Loopback(own, shared())).params) < 1e-10
 
 
 def shared() -> fedge.Federation:

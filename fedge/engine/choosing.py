@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import abstractmethod
@@ -19,7 +20,10 @@ from fedge.engine.hardware.thread_pool import ThreadPool
 from fedge.engine.links.base_link import BaseLink
 from fedge.engine.uploads.intake import Intake
 from fedge.engine.ways import CLEAR, SLICE, STEPS, Trial, Way, fastest
-from fedge.handle import GraphHandle, Handle
+from fedge.handle import GraphHandle, Handle, WrittenHandle
+from fedge.handle.probe import mixes
+
+log = logging.getLogger("fedge")
 
 SHARE = 1 / 20  # of a run, that the choice of a way may cost
 Steps = dict[str, Any]  # by task, each with its recordings
@@ -63,11 +67,30 @@ class Choosing(BaseLink):
         large linear layers had better be stacked or, one client after another, be computed in C.
         """
         self.pool = self._pool(1)
+        if way in (None, "stacked") and self._mixes():
+            way = way or self._alone()
         large = (self.runtime.threads > 1 or self._has_layers) and not self.budget.loop
         unclear = isinstance(self.handle, GraphHandle) or large
         if way is None and self.device.type == "cpu" and self.chunk is None and unclear:
             return None
         return self._go(way or self._known())
+
+    def _mixes(self) -> bool:
+        """Whether the model mixes the examples of a batch; said once per link."""
+        if isinstance(self.handle, WrittenHandle):  # layers that are known not to
+            return False
+        params = {name: leaf.detach() for name, leaf in self.handle.module.named_parameters()}
+        if found := mixes(self.handle, params, self.runtime.x):
+            log.warning(
+                "the model's output for an example depends on the others of its batch: test scores depend on who is "
+                "judged together, and the padding of clients that are computed at once changes the result (on a CPU "
+                "way='single' computes them one after another; without a way it is taken)"
+            )
+        return found
+
+    def _alone(self) -> Way | None:
+        """One client after another, whose batches are not padded, where that is possible."""
+        return "single" if self.device.type == "cpu" and self.chunk in (None, 1) else None
 
     def _known(self) -> Way:
         """Without measuring: convolutions one by one on a CPU, everything else stacked."""

@@ -30,7 +30,8 @@ FUNCTIONS = (
     operator.add, operator.mul, operator.sub, operator.truediv, operator.iadd,
 )  # fmt: skip
 METHODS = ("relu", "tanh", "sigmoid", "flatten", "mean", "add", "mul", "size", "view", "reshape")
-COPIES = ("view", "reshape")  # may copy where they did not
+COPIES = ("view", "reshape", "flatten", torch.flatten, nn.Flatten)  # may copy where they did not
+SAME = (nn.Identity, nn.Dropout, F.dropout)  # may return what they were given
 
 
 def is_blind(module: nn.Module) -> bool:
@@ -42,20 +43,40 @@ def is_blind(module: nn.Module) -> bool:
     except NotAChain:
         return False
     nodes = [node for node in graph.nodes if node.op.startswith("call_")]
-    writes, copies = any(map(_writes, nodes)), any(node.target in COPIES for node in nodes)
-    return all(_known(module, node) for node in nodes) and not (writes and copies)
+    return all(_known(module, node) for node in nodes) and not _writes_into_a_copy(module, nodes)
 
 
 def _known(module: nn.Module, node: Node) -> bool:
-    if node.op == "call_module":
-        return type(module.get_submodule(str(node.target))) in MODULES
-    return node.target in (FUNCTIONS if node.op == "call_function" else METHODS)
+    known = {"call_module": MODULES, "call_function": FUNCTIONS, "call_method": METHODS}
+    return _kind(module, node) in known[node.op]
 
 
-def _writes(node: Node) -> bool:
-    """Whether it overwrites what it is given."""
-    part = node.graph.owning_module.get_submodule(str(node.target)) if node.op == "call_module" else None  # type: ignore[union-attr]
-    return bool(getattr(part, "inplace", False) or node.kwargs.get("inplace") or node.target is operator.iadd)
+def _kind(module: nn.Module, node: Node) -> Any:
+    """The class of the layer that is called, the function, or the name of the method."""
+    return type(module.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+
+
+def _writes_into_a_copy(module: nn.Module, nodes: list[Node]) -> bool:
+    """Whether something is overwritten after it was copied where it used to be shared: then the two would differ."""
+    memory: dict[Node, int] = {}  # of what a node returns
+    copied = set[int]()
+    for number, node in enumerate(nodes):
+        kind, writes = _kind(module, node), _writes(module, node)
+        source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        shares = source is not None and (writes or kind in (*COPIES, *SAME))
+        memory[node] = memory.setdefault(source, -1 - number) if shares and source is not None else number
+        if writes and memory[node] in copied:
+            return True
+        if kind in COPIES:
+            copied.add(memory[node])
+    return False
+
+
+def _writes(module: nn.Module, node: Node) -> bool:
+    """Whether it overwrites what it is given; a flag without its name is taken for `inplace`."""
+    part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    flag = node.op == "call_function" and any(one is True for one in node.args[1:])
+    return bool(getattr(part, "inplace", False) or node.kwargs.get("inplace") or flag or node.target is operator.iadd)
 
 
 def conv2d(*args: Any, **options: Any) -> Tensor:

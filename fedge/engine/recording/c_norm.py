@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fedge.engine.recording.c_library import load, vector_bytes
+from fedge.engine.recording.suited import is_transformed
 from fedge.handle.stacked.operator import operator
 
 _SOURCE = r"""
@@ -137,14 +138,18 @@ class GroupNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
         out, m, r = forward(x, w, b, [groups, eps])
-        ctx.save_for_backward(x, w, m, r)
+        ctx.save_for_backward(x, w, b, m, r)
         ctx.numbers = [groups, eps]
         found: Tensor = out
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dw, db = backward(grads[0], *ctx.saved_tensors, ctx.numbers)
+        x, w, b, m, r = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            out = F.group_norm(x, ctx.numbers[0], w, b, ctx.numbers[1])
+            return *torch.autograd.grad(out, (x, w, b), grads[0], create_graph=True), None, None
+        dx, dw, db = backward(grads[0], x, w, m, r, ctx.numbers)
         return dx, dw, db, None, None
 
 
@@ -153,7 +158,13 @@ def group_norm(
 ) -> Tensor:
     """As torch's; images with the channels of a pixel side by side are normalised in C."""
     turned = x.dim() == 4 and x.is_contiguous(memory_format=LAST) and not x.is_contiguous()
-    if not turned or weight is None or bias is None or x.dtype not in (torch.float32, torch.float64):
+    if not turned or weight is None or bias is None or is_transformed() or not _fits(x, groups, weight, bias):
         return F.group_norm(x, groups, weight, bias, eps)
     found: Tensor = GroupNorm.apply(x, weight, bias, groups, eps)  # type: ignore[no-untyped-call]
     return found
+
+
+def _fits(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> bool:
+    """Whether the program may read all of it as it is; torch refuses or converts the rest."""
+    known = x.dtype in (torch.float32, torch.float64) and x.dtype == weight.dtype == bias.dtype
+    return known and groups > 0 and x.shape[1] % groups == 0 and weight.shape == bias.shape == x.shape[1:2]
