@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,18 +15,20 @@ import pytest
 
 import fedge
 from fedge.core import At
-from fedge.edge import Choice, Clock, Deadline, FirstOf, PartialWork, Profiles, WaitForAll
-from fedge.edge.draws import exponential, uniform
+from fedge.edge import Cell, Choice, Clock, Deadline, FirstOf, PartialWork, Profiles, WaitForAll
+from fedge.edge.draws import exponential, normal, uniform
+from fedge.edge.wireless import DOWN, PLACE, SHADOW, UP
 from fedge.engine import Simulator
 from fedge.engine.clients.batches import client_key, one_client
 from fedge.handle import Handle, parameters
-from fedge.keys import AVAILABLE, COHORT, LEAVING, choose, fold
+from fedge.keys import AVAILABLE, COHORT, DEVICE, FADING, LEAVING, choose, fold
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.test_edge import plain_rarest
 
 SEED, ROUNDS, COHORT_SIZE, SIZE, FLOPS = 3, 5, 4, 424, 210  # 53 parameters of 8 bytes; FLOPs of 6-5-3 per example
 FLEET = Profiles(("phone", "raspberry_pi"), spread=30.0, correlation=0.5, seed=4)
 SLOW = Profiles(("microcontroller", "phone"), "wifi", spread=10.0, seed=4)  # computing is most of the time
+CELL = Cell(bandwidth=1e6, radius=900.0, slowest=1e6, fastest=1e7, seed=2)  # on the air for most of the time
 LOCAL = {"lr": 0.2, "epochs": 3, "batch_size": 4}
 
 
@@ -35,7 +38,7 @@ class Case(NamedTuple):
     policy: Any = WaitForAll()
     stay: float = math.inf
     choice: Choice | None = None
-    fleet: Profiles = FLEET
+    fleet: Profiles | Cell = FLEET
     algorithm: Any = fedge.FedAvg
 
 
@@ -53,6 +56,10 @@ CASES = {
     "by speed": Case(choice=Choice("speed", 3)),
     "by labels": Case(choice=Choice("labels", 3)),
     "not available": Case(fleet=Profiles("phone", spread=30.0, availability=0.6)),
+    "cell": Case(fleet=CELL),
+    "cell, first of": Case(FirstOf(3), fleet=CELL),
+    "cell, deadline": Case(Deadline(0.006), fleet=CELL),
+    "cell, not available": Case(fleet=replace(CELL, availability=0.6)),
     "everybody asleep": Case(fleet=Profiles("phone", spread=30.0, availability=0.3)),
     "everybody gone": Case(stay=0.005),
     "everybody late": Case(Deadline(0.0702), fleet=Profiles("phone", spread=30.0)),
@@ -79,7 +86,8 @@ class Plain:
         self.up = SIZE + 4 + (8 if isinstance(algorithm, fedge.FedNova) else 0)  # its number of steps travels too
 
     def round(self, r: int) -> dict[str, Any]:
-        trips = sorted(self.trip(r, k) for k in self.cohort(r))
+        cohort = self.cohort(r)
+        trips = sorted(self.trip(r, k, len(cohort)) for k in cohort)
         good, end = list[Trip](), 0.0
         for trip in trips:  # events, one after another
             if isinstance(self.case.policy, Deadline) and trip.until > self.case.policy.seconds:
@@ -109,10 +117,14 @@ class Plain:
         there = uniform(fold(SEED, AVAILABLE, r), np.arange(7)) < d.availability
         return [k for k in sorted(found) if there[k]]
 
-    def trip(self, r: int, k: int) -> Trip:
+    def trip(self, r: int, k: int, many: int) -> Trip:
+        """Of one of so many clients that are asked together."""
         d, epoch = self.devices, -(-self.n(k) // 4)
         before, full = float(d.latency[k]), 3 * epoch
-        down, up = float(8 * SIZE / d.down[k]), float(8 * self.up / d.up[k])
+        rates = d.down[k], d.up[k]
+        if isinstance(self.case.fleet, Cell):
+            rates = on_air(self.case.fleet, r, k, many)
+        down, up = float(8 * SIZE / rates[0]), float(8 * self.up / rates[1])
         work = [FLOPS * (s // epoch * self.n(k) + min(s % epoch * 4, self.n(k))) / d.flops[k] for s in range(full + 1)]
         steps = full
         if isinstance(self.case.policy, PartialWork):
@@ -152,6 +164,20 @@ class Plain:
         return iter(one_client(task, data.train_x[own], data.train_y[own], client_key(At(SEED, r, 0), k)))
 
 
+def on_air(cell: Cell, r: int, k: int, many: int) -> tuple[float, float]:
+    """bit/s down and up in round r: Shannon's rate on 1/many of the band, with path loss, shadowing and fading."""
+    who = np.array([k])
+    metres = max(1.0, cell.radius * math.sqrt(uniform(fold(cell.seed, DEVICE), who, PLACE)[0]))
+    loss = 128.1 + 37.6 * math.log10(metres / 1000) + 8.0 * normal(fold(cell.seed, DEVICE), who, SHADOW)[0]
+    band, found = cell.bandwidth / many, list[float]()
+    for side, dbm in ((DOWN, 40.0), (UP, 10.0)):
+        power = exponential(fold(cell.seed, FADING, SEED, r, 0), who, side)[0]  # |h|^2 of Rayleigh's h: of mean 1
+        signal = dbm - loss + 10 * math.log10(power)  # dBm, as the noise: -174 per Hz
+        noise = -174.0 + 10 * math.log10(band)
+        found.append(band * math.log2(1 + 10 ** ((signal - noise) / 10)))
+    return found[0], found[1]
+
+
 def joules(trip: Trip, end: float) -> float:
     left = max(0.0, min(trip.until, end) - trip.parts[0])
     spent = 0.0
@@ -186,7 +212,7 @@ def test_a_run_is_that_of_a_plain_loop_over_events(name: str) -> None:
     assert close(found.params, plain.params) < 1e-11
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "wait for all"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("wait for all", "cell")])
 def test_every_policy_changes_what_is_learned(name: str) -> None:
     """Else the comparison above would say nothing about it."""
     case = CASES[name]

@@ -3,6 +3,7 @@
     python -m benchmarks.edge digits
     python -m benchmarks.edge fmnist kws --device cuda --seconds 500 --out DIR
     python -m benchmarks.edge fmnist kws --device cuda --share 1/3     # every third run, beside the other two thirds
+    python -m benchmarks.edge digits --devices FILE.csv --out DIR      # on your own devices, in a folder of your own
     python -m benchmarks.edge --timed        # stored runs of benchmarks/rounds, timed without training
     python -m benchmarks.edge --take DIR     # append another folder's results to the published ones
     python -m benchmarks.edge --page         # the page from what is stored
@@ -15,18 +16,21 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import fedge
-from benchmarks.edge import measure, page, timed
-from benchmarks.edge.measure import Entry
+from benchmarks.edge import measure, page, timed, yours
+from benchmarks.edge.measure import Entry, entry_of
 
 
 def main() -> None:
     options = parser().parse_args()
-    if options.timed:
+    if unknown := [one for one in options.problems if one not in measure.PROBLEMS]:
+        raise SystemExit(f"unknown problem {unknown[0]!r}: there are {', '.join(measure.PROBLEMS)}")
+    if options.devices:
+        own(options)
+    elif options.timed:
         for line in timed.lines(done(options.out)):
             store((options.out or measure.RESULTS) / "results.jsonl", [line])
     elif options.take:
@@ -48,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     found.add_argument("--share", default="0/1", help="K/N: of all runs the K-th of every N, from 0")
     found.add_argument("--out", type=Path, help="a folder for the results, in place of the published ones")
+    found.add_argument(
+        "--devices", type=Path, metavar="FILE", help="a CSV file (fedge.edge.Table) for the three fleets"
+    )
     found.add_argument("--timed", action="store_true", help="time the yardstick's stored runs on every fleet")
     found.add_argument("--take", type=Path, metavar="DIR")
     found.add_argument("--page", action="store_true", help="write the page and do no run")
@@ -59,8 +66,7 @@ def do(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
     place, shares = map(int, options.share.split("/"))
     file = f"results-{place}.jsonl" if shares > 1 else "results.jsonl"
-    precision = "tf32" if options.device.startswith("cuda") else "fp32"
-    engine = fedge.Engine(options.device, precision, options.compile)
+    engine = engine_of(options)
     missing = runs(options.problems, done(options.out))
     for entry in missing[place::shares]:
         if time.monotonic() >= end:
@@ -72,6 +78,21 @@ def do(options: argparse.Namespace) -> None:
             print(f"{words}: {line['final']:.3f}, {line['rounds_to']} rounds, {line['wall']:.0f} s", flush=True)
     left = runs(options.problems, done(options.out))
     print(f"{len(missing) - len(left)} runs done, {len(left)} left", flush=True)
+
+
+def engine_of(options: argparse.Namespace) -> fedge.Engine:
+    precision = "tf32" if options.device.startswith("cuda") else "fp32"
+    return fedge.Engine(options.device, precision, options.compile)
+
+
+def own(options: argparse.Namespace) -> None:
+    """On the user's devices; they have to be there, and a folder that is not the published one."""
+    if options.out is None or options.out.resolve() == measure.RESULTS.resolve() or not options.problems:
+        raise SystemExit("--devices needs a PROBLEM and --out DIR: your devices are not among the published results")
+    try:
+        yours.do(options, engine_of(options), store)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--devices {options.devices}: {error}") from error
 
 
 def runs(problems: list[str], known: list[Entry]) -> list[Entry]:
@@ -93,10 +114,6 @@ def done(out: Path | None) -> list[Entry]:
     return [entry_of(line) for line in lines]
 
 
-def entry_of(line: dict[str, Any]) -> Entry:
-    return Entry(**{one.name: line[one.name] for one in fields(Entry)})
-
-
 def new(lines: list[dict[str, Any]], known: list[Entry]) -> list[dict[str, Any]]:
     return [line for line in lines if entry_of(line) not in known]
 
@@ -112,8 +129,9 @@ def store(file: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def take(folder: Path) -> None:
-    """Lines of another folder that are not stored yet."""
-    lines = new([line for file in files(folder) for line in measure.lines(file)], done(None))
+    """Lines of another folder that are not stored yet; none of a user's own devices."""
+    found = [line for file in files(folder) for line in measure.lines(file) if line["fleet"] in measure.FLEETS]
+    lines = new(found, done(None))
     store(measure.RESULTS / "results.jsonl", lines)
     print(f"{len(lines)} new lines")
 

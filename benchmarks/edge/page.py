@@ -6,71 +6,91 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.edge import choice, cost, rounds
+from benchmarks.edge import choice, cost, partial, rounds
 from benchmarks.edge.measure import EVEN, EVERYWHERE, PROBLEMS, TENFOLD, UNEVEN, WAITS, lines
 
+Line = dict[str, Any]
 PAGE = Path(__file__).parents[2] / "docs/edge.md"
 WAITING = {  # what a method is compared with, if not with FedOVA
     "FedBuff": "FedAvg",
     "asynchronous FedOVA, buffers of 4, late mean": "FedOVA, late mean",
     "asynchronous FedOVA + spectral": "FedOVA + spectral",
 }
+SAVES = ("asynchronous FedOVA", "asynchronous FedOVA, buffers of 4, late mean")
 TITLES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "key words"}
 
 
 def write() -> None:
     text = PAGE.read_text()
-    parts = {"fleets": fleets(), "asynchronous": asynchronous(), "choices": choices(), "costs": costs()}
-    for name, table in parts.items():
+    for name, table in parts().items():
         begin, end = f"<!-- {name}: python -m benchmarks.edge -->\n", f"<!-- /{name} -->"
         head, rest = text.split(begin)
         text = head + begin + table + end + rest.split(end, 1)[1]
     PAGE.write_text(text)
 
 
-def found(problem: str, fleet: str, method: str) -> list[dict[str, Any]]:
-    wanted = (problem, fleet, method)
-    return [line for line in lines() if (line["problem"], line["fleet"], line["method"]) == wanted]
+def parts() -> dict[str, str]:
+    """What is made from stored results, by the name of its marks."""
+    made = {"fleets": fleets(), "asynchronous": asynchronous(), "energy": energy(), "choices": choices()}
+    return {**made, "partial": _table(partial.rows()), "costs": costs()}
 
 
-def measured() -> list[str]:
+def found(problem: str, fleet: str, method: str, stored: list[Line] | None = None) -> list[Line]:
+    wanted, some = (problem, fleet, method), lines() if stored is None else stored
+    return [line for line in some if (line["problem"], line["fleet"], line["method"]) == wanted]
+
+
+def measured(stored: list[Line]) -> list[str]:
     """Problems with any result."""
-    return [problem for problem in PROBLEMS if any(line["problem"] == problem for line in lines())]
+    return [problem for problem in PROBLEMS if any(line["problem"] == problem for line in stored)]
 
 
 def fleets() -> str:
-    """By problem: seconds and joules to the target on every fleet."""
-    parts = []
-    for problem in measured():
+    """By problem: seconds and joules to the target on the three fleets."""
+    return on_fleets(EVEN, lines())
+
+
+def on_fleets(fleets: list[str], stored: list[Line]) -> str:
+    """By problem: seconds and joules to the target on every fleet, of stored lines."""
+    parts, first = [], fleets[0]
+    for problem in measured(stored):
         goal = f"{100 * PROBLEMS[problem].target:.0f} %"
-        head = ["method", "final accuracy, %", "MB", *(f"{fleet}: s | {fleet}: J" for fleet in EVEN)]
-        rows = [[method, *_cells(problem, method)] for method in EVERYWHERE if found(problem, EVEN[0], method)]
-        parts += [f"{TITLES[problem]}, to {goal} test accuracy:\n", _table([head, *rows]), _best(problem, goal)]
+        known = [method for method in EVERYWHERE if found(problem, first, method, stored)]
+        head = ["method", f"{first}: final accuracy, %", f"{first}: MB", *(f"{one}: s | {one}: J" for one in fleets)]
+        rows = [[method, *_cells(problem, method, fleets, stored)] for method in known]
+        title = f"{TITLES[problem]}, to {goal} test accuracy{_missing(EVERYWHERE, known)}:\n"
+        parts += [title, _table([head, *rows]), _best(problem, fleets, stored)]
     return "\n".join(parts)
 
 
-def _cells(problem: str, method: str) -> list[str]:
-    some = found(problem, EVEN[0], method)
+def _missing(planned: tuple[str, ...], known: list[str]) -> str:
+    """Which methods of a table have no row."""
+    left = [method for method in planned if method not in known]
+    return f" (not run: {'; '.join(left)})" if left else ""
+
+
+def _cells(problem: str, method: str, fleets: list[str], stored: list[Line]) -> list[str]:
+    some = found(problem, fleets[0], method, stored)
     cells = [accuracy(some, problem), number(_taken(some, "megabytes_to"))]
-    for fleet in EVEN:
-        there = found(problem, fleet, method)
+    for fleet in fleets:
+        there = found(problem, fleet, method, stored)
         cells += [f"{number(_taken(there, f'{what}_to'))}" for what in ("virtual_seconds", "joules")]
     return cells
 
 
-def _best(problem: str, goal: str) -> str:
+def _best(problem: str, fleets: list[str], stored: list[Line]) -> str:
     """Which method is the fastest and which the thriftiest on every fleet, in a sentence each; none of one method."""
     told = []
-    for fleet in EVEN:
-        by = [_least(problem, fleet, f"{what}_to") for what in ("virtual_seconds", "joules")]
+    for fleet in fleets:
+        by = [_least(problem, fleet, f"{what}_to", stored) for what in ("virtual_seconds", "joules")]
         if all(by):
             told.append(f"- {fleet}: the fastest is {by[0]}; the thriftiest is {by[1]}.")
     return "\n".join([*told, ""])
 
 
-def _least(problem: str, fleet: str, what: str) -> str:
+def _least(problem: str, fleet: str, what: str, stored: list[Line]) -> str:
     """The best method, and whoever is nearer to it than two deviations of the seeds; empty if there are no two."""
-    taken = {method: [line[what] for line in found(problem, fleet, method)] for method in EVERYWHERE}
+    taken = {method: [line[what] for line in found(problem, fleet, method, stored)] for method in EVERYWHERE}
     known = {method: values for method, values in taken.items() if values and None not in values}
     if len(known) < 2:
         return ""
@@ -85,15 +105,13 @@ def _least(problem: str, fleet: str, what: str) -> str:
 def asynchronous() -> str:
     """With a ten-fold spread of speeds: what not waiting saves."""
     parts = []
-    for problem in measured():
+    for problem in measured(lines()):
         columns = (f"{fleet}: s to target | of waiting for all | s per round" for fleet in TENFOLD)
-        head = ["method", "final accuracy, %", *columns]
-        rows = [
-            [method, accuracy(some, problem), *_saved(problem, method)]
-            for method in UNEVEN
-            if (some := found(problem, TENFOLD[0], method))
-        ]
-        parts += [f"{TITLES[problem]}, to {100 * PROBLEMS[problem].target:.0f} %:\n", _table([head, *rows])]
+        head = ["method", f"{TENFOLD[0]}: final accuracy, %", *columns]
+        known = {method: some for method in UNEVEN if (some := found(problem, TENFOLD[0], method))}
+        rows = [[method, accuracy(some, problem), *_saved(problem, method)] for method, some in known.items()]
+        title = f"{TITLES[problem]}, to {100 * PROBLEMS[problem].target:.0f} %{_missing(UNEVEN, list(known))}:\n"
+        parts += [title, _table([head, *rows])]
     return "\n".join(parts)
 
 
@@ -117,6 +135,30 @@ def _share(some: list[dict[str, Any]], waiting: list[dict[str, Any]]) -> str:
         _taken([line for line in lines if line["seed"] in seeds], "virtual_seconds_to") for lines in (some, waiting)
     )
     return "" if taken is None or against is None else f"{taken / against:.2f}"
+
+
+def energy() -> str:
+    """What not waiting saves in joules on LTE with a ten-fold spread: the share of FedOVA's to the target."""
+    told = [f"- {TITLES[problem]}: {_joules(problem)}.\n" for problem in measured(lines())]
+    return "".join(told)
+
+
+def _joules(problem: str) -> str:
+    """By form of asynchronous FedOVA that reaches the target: the share of the sums, and that of every seed."""
+    waits, told = _joules_to(problem, "FedOVA"), list[str]()
+    for method in SAVES:
+        taken = {seed: joules for seed, joules in _joules_to(problem, method).items() if seed in waits}
+        if taken:
+            share = sum(taken.values()) / sum(waits[seed] for seed in taken)
+            seeds = ", ".join(f"{seed}: {taken[seed] / waits[seed]:.2f}" for seed in sorted(taken))
+            told.append(f"{method} {share:.2f} (seed {seeds})")
+    return "; ".join(told)
+
+
+def _joules_to(problem: str, method: str) -> dict[int, float]:
+    """By seed that reaches the target."""
+    some = found(problem, TENFOLD[0], method)
+    return {line["seed"]: line["joules_to"] for line in some if line["joules_to"] is not None}
 
 
 def choices() -> str:

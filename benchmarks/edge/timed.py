@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import fedge
-from benchmarks.edge.measure import CLIENTS, COHORT, FLEETS, LABELS, METHODS, PROBLEMS, Entry, told
-from benchmarks.rounds import store
+from benchmarks.edge.measure import CLIENTS, COHORT, FLEETS, LABELS, PROBLEMS, Entry, built, setting, told
+from benchmarks.rounds import grid, store
 from fedge.core import Ask, At, Flow
 from fedge.edge import Clock
 from fedge.engine import Around, Simulator
@@ -44,8 +44,26 @@ def lines(known: list[Entry]) -> Iterator[Line]:
         name = f"{problem}-l{LABELS}"
         for run in store.Store(store.RESULTS, store.RESULTS).of("run", name, YARDSTICK[method]):
             wanted = [Entry(problem, fleet, method, run["seed"]) for fleet in FLEETS]
+            check(wanted[0], run)
             if missing := [entry for entry in wanted if entry not in known]:
                 yield from _timed(missing, run)
+
+
+def check(entry: Entry, run: Line) -> None:
+    """Refuses a stored run with another setting than the command would train it with."""
+    yardstick = grid.read()
+    stored = {**yardstick.common, **yardstick.methods[YARDSTICK[entry.method]].fixed, **run["setting"]}
+    here = setting(built(entry))
+    if here != stored:
+        name = f"{entry.problem}, {entry.method}, seed {entry.seed}"
+        raise SystemExit(
+            f"{name}: the stored run has {_words(stored)}, benchmarks/edge/measure.py has {_words(here)}: "
+            "put the stored setting there"
+        )
+
+
+def _words(some: Line) -> str:
+    return ", ".join(f"{name} {some[name]}" for name in sorted(some))
 
 
 def _timed(entries: list[Entry], run: Line) -> Iterator[Line]:
@@ -54,9 +72,7 @@ def _timed(entries: list[Entry], run: Line) -> Iterator[Line]:
     data = fedge.data.load(problem.data)
     shares = fedge.partition.labels_per_client(data.train_y, clients=CLIENTS, labels=LABELS, seed=first.seed)
     federation = fedge.Federation(data, shares)
-    algorithm = METHODS[first.method](
-        problem, lambda outputs: getattr(fedge.models, problem.model)(outputs=outputs, seed=first.seed)
-    )
+    algorithm = built(first)
     for entry in entries:
         clock = Clock(Silent(Simulator(algorithm, federation)), federation, FLEETS[entry.fleet])
         history = [
