@@ -95,6 +95,19 @@ def test_phases_that_are_none_are_left_out(phases: Any) -> None:
     assert read([{"round": 1, "phases": phases}]) == []
 
 
+def test_phases_of_no_round_of_the_run_are_left_out() -> None:
+    """One number in a record would have a thousand million rounds simulated."""
+    records = logged(FLOPS, [1e5], 1e-6)
+    wanted = read(records)
+    records[3]["phases"].append(records[3]["phases"][0] | {"round": 10**9})
+    records[4]["phases"].append(records[4]["phases"][0] | {"round": -1})
+    far = {"round": 10**9, "phases": [records[0]["phases"][0] | {"round": 10**9}]}
+    assert read([*records, far], len(records) + 1) == wanted
+    setup = records[0]["phases"][0] | {"round": 0}
+    records[0]["phases"].insert(0, setup)
+    assert [one.at for one in read(records, len(records))] == [(0, 0), *(one.at for one in wanted)]
+
+
 def test_messages_of_one_size_say_nothing_about_rates() -> None:
     found = fit(read(logged(FLOPS, [1e5], 1e-6)), FLOPS)
     assert found.devices.latency == pytest.approx(BEGIN + 2e5 * 1e-6 + START)
@@ -154,6 +167,10 @@ def test_the_command_writes_a_file_of_devices(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "d.csv"), 20).devices(np.arange(20))
     assert table.flops == pytest.approx(1e6)
     assert len(told["measured"]) == 4
+    lines[0]["phases"] += [times[0] | {"round": 10**9}]
+    lines[1] |= {"round": 10**9, "phases": [times[1] | {"round": 10**9}]}
+    rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["measured"]) == 3
     nowhere = CliRunner().invoke(app, ["edge", "fit", str(tmp_path)])
     assert "holds no config.toml" in nowhere.output
 

@@ -289,3 +289,84 @@ def test_a_link_serves_a_second_run_from_its_beginning() -> None:
     link = Simulator(algorithm, federation)
     first, second = (fedge.train(algorithm, federation, rounds=3, cohort=4, link=link) for _ in range(2))
     assert close(first.params, second.params) == 0
+
+
+@dataclass(frozen=True, eq=False)
+class TwoVisits(Algorithm[dict]):
+    """Two phases with one cohort: a client counts in each of them how often it was visited there."""
+
+    model: torch.nn.Module
+    loss: object = cross_entropy
+
+    def tasks(self, model):
+        def task(name):
+            def first(sent):
+                return {name: {"n": torch.zeros(1, dtype=torch.float64)}}
+
+            def finish(sent, carry, examples):
+                upload = {"up": {"x": sent["x"]["x"]}, name: {"n": sent[name]["n"] + 1}}
+                return upload, examples.float()
+
+            start = lambda sent: sent["x"]  # noqa: E731
+            step = lambda sent, carry, batch: {"x": carry["x"] + batch.x.sum()}  # noqa: E731
+            send = lambda sent, carry, examples: finish({**sent, "x": carry}, carry, examples)  # noqa: E731
+            return Task(start, step, send, remembers=(name,), first=first, batches=1)
+
+        return {"early": task("early"), "late": task("late")}
+
+    def init(self, params):
+        return {"params": params}
+
+    def round(self, state):
+        for name in ("early", "late"):
+            yield Ask((name,), {"x": {"x": torch.zeros((), dtype=torch.float64)}})
+        return state
+
+
+def spoilt(link, round: int, task: str, clients: int):
+    """A link whose first clients answer NaN in a phase; the others do their work."""
+
+    class Spoilt(link):
+        def ask(self, at, asks, cohort):
+            self.now = at.round == round and asks[0].tasks[0] == task
+            return super().ask(at, asks, cohort)
+
+        def received(self, jobs, uploads):
+            if self.now:
+                uploads["late"][0]["up"]["x"][jobs.clients < clients] = torch.nan
+            return uploads
+
+        def client(self, client, at, ask, request):
+            answer = super().client(client, at, ask, request)
+            return b"bad" if self.now and client < clients else answer
+
+    return Spoilt
+
+
+def table(run, name: str) -> list[tuple[int, float]]:
+    part = run.memory[name]
+    counts = part["leaves"]["n"].flatten().tolist()
+    return sorted(zip(part["jobs"][:, 0].tolist(), counts, strict=True))
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+def test_a_private_phase_with_too_few_answers_is_forgotten_by_all_who_answered(link) -> None:
+    """Nothing of it is in what is released. The phase before it in the same round did count."""
+    federation = ragged(toy_data())
+    algorithm = fedge.Private(TwoVisits(toy_model()), noise=0.0, clients=7, expected=7)
+    wrong = spoilt(link, 2, "late", 3)(algorithm, federation, min_replies=5)
+    run = fedge.train(algorithm, federation, rounds=3, link=wrong)
+    assert all("skipped" not in record for record in run.history)
+    assert table(run, "early") == [(client, 3.0) for client in range(7)]
+    assert table(run, "late") == [(client, 2.0) for client in range(7)]
+
+
+def test_rounds_and_phases_are_abandoned_apart() -> None:
+    memory = ClientMemory(CPU)
+    for phase in range(3):
+        memory.put(At(0, 1, phase), [(phase, 0)], {"mine": part(float(phase))})
+    memory.abandon(1, 1)
+    assert memory.knows("mine", [(0, 0), (1, 0), (2, 0)]) == [True, False, True]
+    memory.abandon(2)
+    memory.abandon(1)
+    assert memory.knows("mine", [(0, 0), (1, 0), (2, 0)]) == [False] * 3

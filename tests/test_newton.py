@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +13,7 @@ import fedge
 from fedge import tree
 from fedge.algorithms.subspace_newton import newton
 from fedge.core import Batch
-from fedge.engine import TooFewReplies
+from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.handle import Handle, cross_entropy, parameters
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, generator, ragged, toy_data, toy_model
@@ -217,3 +220,15 @@ def test_gauss_newton_is_the_hessian_of_softmax_regression_and_not_of_a_network(
 def test_impossible_options_are_refused(kind: type, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(toy_model(), **options)
+
+
+@pytest.mark.parametrize("link", [Simulator, Loopback])
+@pytest.mark.parametrize("kind", [fedge.GIANT, fedge.SubspaceNewton])
+def test_line_searches_work_in_half_precision(kind: type, link: type) -> None:
+    """What stands for a loss that overflowed is a number of the model's type."""
+    data = toy_data()
+    federation = ragged(replace(data, train_x=data.train_x.half(), test_x=data.test_x.half()))
+    algorithm = kind(toy_model(dtype=torch.float16))
+    run = fedge.train(algorithm, federation, rounds=2, link=link(algorithm, federation))
+    assert run.history[-1]["test_loss"] < math.log(3)
+    assert all(not record["dropped"] for record in run.history)

@@ -14,12 +14,15 @@ from scipy.special import gammaln, logsumexp
 from torch import Tensor
 
 import fedge
-from fedge import secret, tree
+from fedge import secret, toml, tree
 from fedge.algorithms import accounting
-from fedge.core import At
+from fedge.core import At, Drop
 from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
+from fedge.experiment import compare, parse
 from fedge.loop import cohorts
+from fedge.runs.experiments import failure
+from fedge.sweep.whole import run_sweep
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
 from tests.lossy import Lossy
 
@@ -523,6 +526,39 @@ def test_who_was_dropped_stands_in_the_log_and_not_in_the_record(
     assert '"client"' not in (tmp_path / "run/rounds.jsonl").read_text()
 
 
+TABLE = {
+    "data": {"name": "digits"},
+    "partition": {"kind": "iid", "clients": 5},
+    "model": {"name": "logistic"},
+    "train": {"rounds": 9, "cohort": 5, "sampling": "poisson"},
+    "algorithm": [{"name": "private", "clients": 5, "expected": 5, "inner": {"name": "fedavg"}}],
+}
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_why_a_run_ended_names_clients_in_the_log_alone(
+    many: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self, at, asks, clients):
+        raise TooFewReplies("client 2 sent nothing good", [Drop(2, "train", "nothing good")])
+
+    monkeypatch.setattr(Simulator, "ask", refused)
+    if many:
+        sweep = TABLE | {"train": TABLE["train"] | {"seed": {"sweep": [0, 1]}}}
+        (tmp_path / "sweep.toml").write_text(toml.dump(sweep))
+        run_sweep(tmp_path / "sweep.toml", tmp_path / "out")
+    else:
+        (outcome,) = compare(parse(TABLE), tmp_path / "out")
+        assert outcome.failed == "too few good uploads (the log says whose)"
+    found = list((tmp_path / "out").rglob("failure.json"))
+    assert len(found) == 1 + many
+    for file in found:
+        assert failure(file.parent) == "too few good uploads (the log says whose)"
+    assert "client 2 sent nothing good" in caplog.text
+    for file in (tmp_path / "out").rglob("*.json*"):
+        assert "nothing good" not in file.read_text()
+
+
 @pytest.mark.parametrize("make", [fedavg, lambda: fedge.FedDANE(toy_model(), lr=0.1, epochs=1)])
 def test_bad_uploads_alone_are_as_nobody(make) -> None:
     """A round in which all that came is bad releases noise, as one to which nobody was drawn."""
@@ -534,6 +570,40 @@ def test_bad_uploads_alone_are_as_nobody(make) -> None:
     assert run.history[1]["epsilon"] > run.history[0]["epsilon"]
     start = fedge.train(noisy(make(), 0.1), federation, rounds=1)
     assert close(run.params, start.params) > 0
+
+
+class Deaf(Loopback):
+    """Nobody understands the first three clients in round 2."""
+
+    def client(self, client, at, ask, request):
+        answer = super().client(client, at, ask, request)
+        return b"bad" if at.round == 2 and client < 3 else answer
+
+
+def test_controls_are_those_that_counted_after_a_round_with_too_few_answers() -> None:
+    """SCAFFOLD's server control is the mean of the clients' own, whatever round released nothing."""
+    federation = ragged(toy_data())
+    inner = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=1, batch_size=4, clients=CLIENTS)
+    algorithm = noisy(inner, clip=1e6)
+    run = fedge.train(algorithm, federation, rounds=3, seed=1, link=Deaf(algorithm, federation, min_replies=5))
+    own, control = run.memory["own_control"]["leaves"], run.state["inner"]["control"]
+    for name, leaf in control.items():
+        assert torch.allclose(own[name].sum(0) / CLIENTS, leaf, atol=1e-12)
+
+
+def test_what_a_codec_left_out_stays_in_a_round_with_too_few_answers() -> None:
+    """Client 6 answers well in round 2, and nothing of it is released: what it owes is what it was."""
+    federation, model = ragged(toy_data()), fedge.models.mlp(6, (20,), 3, seed=1).double()
+    inner = fedge.FedAvg(model, lr=0.1, epochs=1, batch_size=4)
+    algorithm = noisy(fedge.Compressed(inner, fedge.TopK(0.1)), clip=1e6)
+    owed = []
+    for rounds in (1, 2):
+        link = Deaf(algorithm, federation, min_replies=5)
+        run = fedge.train(algorithm, federation, rounds=rounds, seed=1, link=link)
+        table = run.memory["left out of train/delta"]
+        place = table["jobs"][:, 0].tolist().index(6)
+        owed.append({name: leaf[place] for name, leaf in table["leaves"].items()})
+    assert close(*owed) == 0
 
 
 def test_the_sum_of_others_has_other_noise() -> None:

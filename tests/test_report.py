@@ -213,6 +213,42 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         read(folder)
 
 
+@pytest.mark.parametrize("name", ["figures", ".report.html.tmp"])
+def test_nothing_is_written_through_a_link_in_a_run_folder(name: str, tmp_path: Path) -> None:
+    """As a folder from somebody else can hold it, to the reader's own files."""
+    folder, mine = write_run(tmp_path / "run"), tmp_path / "mine"
+    if name == "figures":
+        mine.mkdir()
+        (folder / name).symlink_to(mine)
+        with pytest.raises(ReportError, match=r"cannot write to .*figures: it is a link, and nothing is written"):
+            write_report([folder])
+        assert not list(mine.iterdir())
+        return
+    mine.write_text("precious")
+    (folder / name).symlink_to(mine)
+    assert write_report([folder]).is_file()
+    assert mine.read_text() == "precious"
+
+
+@pytest.mark.parametrize("file", ["rounds.jsonl", "summary.json"])
+def test_what_cannot_be_drawn_or_written_is_one_line(file: str, tmp_path: Path) -> None:
+    """A number that no axis has room for, and half a character; what was there before stays."""
+    folder = write_run(tmp_path / "run")
+    page = write_report([folder])
+    before = {one: one.read_bytes() for one in [page, *(folder / "figures").iterdir()]}
+    if file == "rounds.jsonl":
+        records = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+        records[2]["test_accuracy"] = 10**18
+        write_lines(folder / file, records)
+    else:
+        summary = json.loads((folder / file).read_text()) | {"final_rounds": "\ud800"}
+        (folder / file).write_text(json.dumps(summary))
+    with pytest.raises(ReportError, match=rf"cannot show {folder}: a file in it holds something") as found:
+        write_report([folder])
+    assert "\n" not in str(found.value)
+    assert {one: one.read_bytes() for one in before} == before
+
+
 # Labels
 
 

@@ -22,9 +22,13 @@ from hypothesis import strategies as st
 
 import fedge
 from fedge import toml
+from fedge.experiment import ExperimentError, compare, parse
+from fedge.experiment.planning import load_sweep
 from fedge.runs import atomic, checkpoint, experiments
 from fedge.runs.differences import first_difference
 from fedge.runs.folder import RunFolder, RunFolderError
+from fedge.sweep.kept import kept_runs
+from fedge.sweep.whole import run_sweep
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data
 
 ALL = pytest.mark.all_cases
@@ -557,3 +561,60 @@ def test_checksums_of_other_files_are_damage(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a/checkpoint.pt", content | {"lines": {"x": torch.zeros(1, dtype=torch.int32)}})
     with pytest.raises(RunFolderError, match="no checksums of lines: it is damaged"):
         go(tmp_path / "a", resume=True)
+
+
+# -- a folder from somebody else: links in it lead to the user's own files
+
+
+@pytest.mark.parametrize(
+    ("name", "begun"), [(".checkpoint.pt.tmp", True), ("rounds.jsonl", False), ("ledger.jsonl", False)]
+)
+def test_nothing_is_written_through_a_link_in_a_run_folder(name: str, begun: bool, tmp_path: Path) -> None:
+    """The name of the temporary file is known; what a run adds to is changed where it lies."""
+    precious, run = tmp_path / "precious", tmp_path / "a"
+    if begun:
+        go(run, rounds=2)
+    precious.write_text("mine" if begun or name == "ledger.jsonl" else "")
+    run.mkdir(exist_ok=True)
+    (run / name).symlink_to(precious)
+    before = precious.read_text()
+    if begun:
+        assert go(run, rounds=4, resume=True).rounds == 4
+        assert not list(run.glob(".*.tmp"))
+    else:
+        with pytest.raises(RunFolderError, match=rf"cannot write to .*{name}: it is a link, and nothing is written"):
+            go(run, rounds=2, resume=True)
+    assert precious.read_text() == before
+
+
+def test_a_link_in_the_place_of_lines_that_a_checkpoint_knows_is_replaced(tmp_path: Path) -> None:
+    go(tmp_path / "a", rounds=2)
+    for name in ("rounds.jsonl", "ledger.jsonl"):
+        (tmp_path / "a" / name).rename(tmp_path / name)
+        (tmp_path / "a" / name).symlink_to(tmp_path / name)
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    go(tmp_path / "a", rounds=4, resume=True)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+    assert len(records(tmp_path / "a")) == 4
+
+
+def test_a_run_of_an_experiment_does_not_go_where_a_link_leads(tmp_path: Path) -> None:
+    table = {
+        "data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 5}, "model": {"name": "logistic"},
+        "train": {"rounds": 1, "cohort": 2}, "algorithm": [{"name": "fedavg"}],
+    }  # fmt: skip
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.toml").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/fedavg").symlink_to(tmp_path / "mine")
+    with pytest.raises(ExperimentError, match=r"cannot write to .*fedavg: it is a link"):
+        compare(parse(table), tmp_path / "out", resume=True)
+    table["train"]["seed"] = {"sweep": [0, 1]}
+    (tmp_path / "sweep.toml").write_text(toml.dump(table))
+    folder = kept_runs(load_sweep(tmp_path / "sweep.toml"))[0].folder
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / folder).symlink_to(tmp_path / "mine")
+    with pytest.raises(ExperimentError, match=r"cannot write to .*many.*: it is a link"):
+        run_sweep(tmp_path / "sweep.toml", tmp_path / "many")
+    assert [one.name for one in (tmp_path / "mine").iterdir()] == ["config.toml"]
+    assert (tmp_path / "mine/config.toml").read_text() == "precious"

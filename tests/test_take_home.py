@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import fedge
 from fedge.cli.app import app
-from fedge.experiment import compare, parse
+from fedge.experiment import compare, loading, parse
 from fedge.runs import export
 from fedge.runs.folder import RunFolderError
 
@@ -415,3 +415,47 @@ def test_the_checkpoint_of_another_run_is_not_exported(file: str, tmp_path: Path
     (mine / file).write_bytes((other / file).read_bytes())
     with pytest.raises(RunFolderError, match=r"has train.seed = \d, but checkpoint.pt was written with \d"):
         fedge.load_run(mine, best=file == "best.pt")
+
+
+SMALL_LIES = {
+    "clients": (lambda about: about | {"clients": 30_000_000}, "clients is 30000000, by the configuration there are 5"),
+    "example": (
+        lambda about: about | {"example": {"shape": [10**4, 10**4], "type": "float32"}},
+        "an example has 100000000 numbers, it may have 67108864",
+    ),
+    "parts": (
+        lambda about: about | {"example": {"parts": [{"shape": [1 << 25], "type": "float32"}] * 3}},
+        "an example has 100663296 numbers",
+    ),
+    "target": (
+        lambda about: about | {"target": {"shape": [10**10], "type": "float32"}}, "an example has 10000000000 numbers"
+    ),
+    "classes": (lambda about: about | {"classes": 10**9}, "classes is 1000000000, it must be from 0 to"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL_LIES)
+def test_a_small_file_of_clients_cannot_ask_for_gigabytes(name: str, tmp_path: Path) -> None:
+    run, (lie, told) = logistic(tmp_path), SMALL_LIES[name]
+    path = run / "clients.json"
+    path.write_text(json.dumps(lie(json.loads(path.read_text()))))
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RunFolderError, match=rf"cannot load the run: .*clients\.json .*{told}") as found:
+        fedge.load_run(run)
+    assert "\n" not in str(found.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB on Linux
+
+
+def test_a_stand_in_takes_no_room_for_its_clients() -> None:
+    """Data that come with their clients: the configuration does not say how many."""
+    about = {"clients": 10**12, "classes": 2, "names": []}
+    kinds = {"example": {"shape": [3], "type": "float32"}, "target": {"shape": [], "type": "int64"}}
+    assert loading._stand_in(about | kinds, {}).clients == 10**12
+
+
+def test_clients_that_were_dealt_nothing_are_no_lie(tmp_path: Path) -> None:
+    run = logistic(tmp_path)
+    path = run / "clients.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": 4}))
+    assert fedge.load_run(run).rounds == 2

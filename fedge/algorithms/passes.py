@@ -15,7 +15,7 @@ from fedge import tree
 from fedge.core import Batch, Carry, Model, Params, Payload, Task
 
 PASS_BATCH = 100  # examples at a time where nothing else decides it
-_HUGE = 1e30  # what stands for a loss that overflowed
+_HUGE = 1e30  # what stands for a loss that overflowed, where its type has such numbers
 
 
 def _like_params(sent: Payload) -> Params:
@@ -60,8 +60,9 @@ def losses_at(model: Model, points: Callable[[Payload], list[Params]]) -> Task:
         return carry + torch.stack([model.losses(point, batch).sum() for point in points(sent)])
 
     def finish(sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
-        mean = torch.nan_to_num(carry / examples, nan=_HUGE, posinf=_HUGE, neginf=_HUGE)
-        return {"losses": {"at": mean.clamp(max=_HUGE)}}, examples.float()
+        huge = min(_HUGE, torch.finfo(carry.dtype).max)
+        mean = torch.nan_to_num(carry / examples, nan=huge, posinf=huge, neginf=huge)
+        return {"losses": {"at": mean.clamp(max=huge)}}, examples.float()
 
     return Task(start, step, finish, batch_size=PASS_BATCH, losses=("losses",))
 

@@ -92,7 +92,8 @@ def fit_run(folder: Path, run_code: bool = False) -> Fitted:
     """The devices of a run folder."""
     if not (folder / "config.toml").is_file():
         raise ExperimentError(f"{folder} holds no config.toml: name the folder of one run, such as runs/fleet/fedavg")
-    phases = read(records(folder))
+    lines = records(folder)
+    phases = read(lines, len(lines))
     if not phases:
         raise ExperimentError(f"{folder} has no times of nodes: it must come from a real fleet (fedge deploy)")
     if not run_code and (code := own_files(folder / "config.toml")):

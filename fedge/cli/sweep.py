@@ -16,7 +16,7 @@ from fedge.cli.listener import Say
 from fedge.cli.narrow import show as show_table
 from fedge.cli.progress import Display
 from fedge.cli.results import note
-from fedge.cli.text import say, to_json
+from fedge.cli.text import printable, say, to_json
 from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
@@ -188,5 +188,5 @@ def show(folder: Path, json: bool) -> None:
 
 def _line(run: Kept, now: State) -> str:
     far = f"round {now.rounds} of {run.rounds}"
-    after = {"done": "", "to do": "", "begun": f", {far}", "failed": f", {far}: {now.why}"}[now.word]
+    after = {"done": "", "to do": "", "begun": f", {far}", "failed": f", {far}: {printable(now.why)}"}[now.word]
     return f"{now.word:6} {run.title}{after}"

@@ -252,8 +252,9 @@ class FlowerLink(MessageLink):
             self._owed.add(client)
         else:
             self._owed.discard(client)
-            self._void.pop(client, None)
-            self._since.pop(client, None)
+            if wanted:  # a message with shared examples alone does not say what did not count
+                self._void.pop(client, None)
+                self._since.pop(client, None)
         return Mail(parts, lost, letter.down, letter.up)
 
     def share(self, at: At, wanted: Share) -> Examples:

@@ -103,10 +103,11 @@ class Fitted(NamedTuple):
         return float(np.median([abs(a / b - 1) for a, b in pairs])) if pairs else None
 
 
-def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
+def read(records: Iterable[Mapping[str, Any]], last: int | None = None) -> list[Logged]:
     """The phases that a run's records have; one in which a node was lost took as long as that took to be seen.
 
     Seconds are what nodes say: one that says what cannot be is left out of the phase, and a phase that is none as well.
+    So is one of another round than its record's, or after `last`: all rounds before it would be simulated.
     """
     found = []
     for record in records:
@@ -117,10 +118,17 @@ def read(records: Iterable[Mapping[str, Any]]) -> list[Logged]:
                 told = [_seen(seconds, *entry) for entry in phase["clients"]]
             except (TypeError, ValueError, KeyError, OverflowError):
                 continue
+            if not _is_of(at[0], record, last):
+                continue
             seen = tuple(one for one in told if one.work > 0)
             if seen and math.isfinite(seconds) and not any(one.work <= 0 and one.up <= 0 for one in told):
                 found.append(Logged(at, seconds, seen))
     return found
+
+
+def _is_of(round: int, record: Mapping[str, Any], last: int | None) -> bool:
+    """Whether a record may have a phase of this round; set-up, round 0, is in the first record."""
+    return round in (0, record.get("round")) and (last is None or round <= last)
 
 
 def _seen(seconds: float, client: int, start: float, work: float, down: float, up: float) -> Seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedge.runs import atomic
 from fedge.runs.experiments import EXPERIMENT_FILE, forget_failure, note_failure, records, slug
 from fedge.runs.folder import RunFolder, RunFolderError
 from fedge.runs.log import About
+from fedge.runs.record import why_ended
 from fedge.runs.run import Record, Run, absurd
 
 
@@ -70,7 +71,7 @@ def compare(
     setup = build(experiment) if setup is None else setup
     job = _Job(experiment, Path(out), resume, watch or Watch(), stop, setup, link, group or Group())
     with ExitStack() as stack:
-        job.group.first(lambda: _enter(stack, job.out))
+        job.group.first(lambda: _enter(stack, job))
         if resume:
             return job.resumed()
         job.write_experiment()
@@ -117,7 +118,7 @@ class _Job:
         try:
             run = self._train(label, algorithm, folder, lambda record: self.watch.round(label, meter(record), record))
         except TooFewReplies as error:  # of this algorithm alone
-            reason = " ".join(str(error).split())
+            reason = why_ended(algorithm, error)
             self.watch.fail(label, meter.progress, reason)
             self.group.first(lambda: note_failure(folder, reason))
             return Outcome(label, folder, None, reason)
@@ -170,9 +171,19 @@ class _Job:
         self.group.first(lambda: write_file(self.out / EXPERIMENT_FILE, text.encode()))
 
 
-def _enter(stack: ExitStack, out: Path) -> None:
+def _enter(stack: ExitStack, job: _Job) -> None:
     """Nobody else writes into this experiment's folder: another resume would begin with what is finished."""
-    stack.enter_context(RunFolder(out).held())
+    stack.enter_context(RunFolder(job.out).held())
+    check_folders(job.out / slug(label) for label in job.setup.algorithms)
+
+
+def check_folders(runs: Iterable[Path]) -> None:
+    """Runs go into folders of their own, and not to where links in a folder from somebody else lead."""
+    try:
+        for run in runs:
+            atomic.refuse_link(run)
+    except OSError as error:
+        raise ExperimentError(f"cannot write to {error.filename}: {error.strerror}") from error
 
 
 def train_one(

@@ -27,7 +27,11 @@ def distinct_labels(tables: Sequence[Table]) -> list[str]:
         if not isinstance(wanted, str) or (table.get("label") is not None and not slug(wanted)):
             where = place(position, table)
             raise ExperimentError(f"{where}: label is {wanted!r}, expected a string with a letter or a digit")
-        labels.append(_free(wanted + differences.get(position, ""), taken))
+        whole = wanted + differences.get(position, "")
+        if not whole.isprintable():  # a terminal would act on it
+            where = place(position, {})
+            raise ExperimentError(f"{where}: label is {whole!r}, leave out what is no letter, digit, sign or space")
+        labels.append(_free(whole, taken))
     return labels
 
 

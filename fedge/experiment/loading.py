@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,6 +34,8 @@ from fedge.runs.lines import parse as parse_line
 from fedge.runs.log import fields
 from fedge.runs.run import Run
 
+LARGEST, CLASSES = 1 << 26, 1 << 20  # numbers of an example, and classes: up to here a folder is believed
+
 
 def load_run(
     folder: Path | str, algorithm: Algorithm[Any] | None = None, *, best: bool = False, run_code: bool = False
@@ -54,7 +57,7 @@ def load_run(
         algorithm = _algorithm(folder, table, run_code)
     else:
         _check_same(folder, algorithm, content["config"])
-    about = _about(folder)
+    about = _about(folder, table)
     rounds, handle, example = content["round"], Handle(algorithm.model, algorithm.loss), _zeros(about)
     return Run(
         algorithm,
@@ -87,7 +90,7 @@ def _problem(algorithm: Algorithm[Any], handle: Handle, example: Inputs, about: 
 
 
 def _target(about: dict[str, Any]) -> Tensor:
-    found: Tensor = _like(about["target"])
+    found: Tensor = _bounded(about["target"])
     return found
 
 
@@ -155,7 +158,9 @@ def _algorithm(folder: Path, config: dict[str, Any], run_code: bool) -> Algorith
     try:
         with nullcontext() if needed else unread():  # data of the user's own are not needed
             experiment = parse(table | {"algorithm": [table["algorithm"]]})
-            return build_algorithms(experiment, _stand_in(folder, experiment.data))[table["algorithm"]["label"]]
+            return build_algorithms(experiment, _stand_in(_about(folder, table), experiment.data))[
+                table["algorithm"]["label"]
+            ]
     except ExperimentError as error:
         raise RunFolderError(
             f"cannot make the algorithm of {folder} again: {error}; or give it from Python, which runs no file: "
@@ -173,37 +178,66 @@ def _check_same(folder: Path, algorithm: Algorithm[Any], config: dict[str, Any])
         raise RunFolderError(f"{folder} was trained with {name} = {old!r}, the algorithm given has {new!r}")
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """What is known of the clients and their examples."""
+def _about(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the clients and their examples; not more of them than were dealt to."""
     path = folder / "clients.json"
     with _whole(path):
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if type(found["clients"]) is not int or found["clients"] < 1:
             raise ValueError(f"clients is {found['clients']!r}")
+        most = config.get("partition", config.get("federation", {})).get("clients")
+        if type(most) is int and found["clients"] > most:  # there are fewer if some were dealt no examples
+            raise ValueError(f"clients is {found['clients']}, by the configuration there are {most}")
         if _zeros(found) is not None:
-            _target(found), int(found["classes"]), tuple(found["names"])
+            _target(found), tuple(found["names"])
+            if not 0 <= int(found["classes"]) <= CLASSES:
+                raise ValueError(f"classes is {found['classes']}, it must be from 0 to {CLASSES}")
     return found
 
 
-def _stand_in(folder: Path, data: dict[str, Any]) -> Federation:
+class _StandIn(Federation):
+    """One that is asked for its data and its number of clients alone: a small file may say any number."""
+
+    def __init__(self, data: Data, clients: int) -> None:
+        super().__init__(data, [[0]])
+        self._clients = clients
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+
+def _stand_in(about: dict[str, Any], data: dict[str, Any]) -> Federation:
     """Clients and classes as the run had them, with one example of zeros in place of the data.
 
     A folder of an earlier version does not say what an example looks like: for it the data are loaded.
     """
-    about = _about(folder)
     x = _zeros(about)
     if x is None:
         found = load_data(data)
-        return found if isinstance(found, Federation) else Federation(found, [[0]] * about["clients"])
+        return found if isinstance(found, Federation) else _StandIn(found, about["clients"])
     y = _target(about)
     one = Data(x, y, x, y, about["classes"], tuple(about["names"]))
-    return Federation(one, [[0]] * about["clients"])
+    return _StandIn(one, about["clients"])
 
 
 def _zeros(about: dict[str, Any]) -> Inputs:
     if "example" not in about:
         return None
-    return _like(about["example"])
+    return _bounded(about["example"])
+
+
+def _bounded(kind: dict[str, Any]) -> Inputs:
+    """One example of zeros, unless a few bytes ask for gigabytes of them."""
+    if (numbers := _numbers(kind)) > LARGEST:
+        raise ValueError(f"an example has {numbers} numbers, it may have {LARGEST}")
+    return _like(kind)
+
+
+def _numbers(kind: dict[str, Any]) -> int:
+    """Of one example, in all of its parts."""
+    parts = kind["named"].values() if "named" in kind else kind.get("parts")
+    return math.prod(kind["shape"]) if parts is None else sum(map(_numbers, parts))
 
 
 def _like(kind: dict[str, Any]) -> Inputs:

@@ -124,6 +124,8 @@ def _head(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = resolve({"name": name} | given, head, "the head of the file", frozenset())
     if not slug(found["name"]):
         raise ExperimentError(f"name is {found['name']!r}, it must have a letter or a digit: it names the run folder")
+    if not found["name"].isprintable():
+        raise ExperimentError(f"name is {found['name']!r}, leave out what is no letter, digit, sign or space")
     target = found["target"]
     if target is not None and not 0 < target <= 1:
         raise ExperimentError(f"target is {target:g}, it must be above 0 and at most 1: write 0.85 for 85 %")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedge.report.trackers import Tracker, missing, plain
+from fedge.runs import atomic
 
 try:
     import fcntl
@@ -23,7 +24,7 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIE
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """One process at a time: two that make the database at once both fail."""
-    with open(lock, "w") as file:
+    with open(lock, "w", opener=atomic.in_place) as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -65,7 +66,7 @@ class MLflow(Tracker):
         run = str(self._client.create_run(experiment, run_name=title).info.run_id)
         for key, value in plain(config).items():
             self._client.log_param(run, key, value)
-        (own / ID).write_text(run, "utf-8")
+        atomic.write_atomically(own / ID, run.encode())
         return run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

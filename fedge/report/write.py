@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,15 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, tar
     if target is not None:
         check_target(target)
     folder = _folder(runs, out)
+    _check_own(folder / "figures")
     text, drawn = compose(runs, target)
-    for picture, svg in drawn:
-        _save_png(picture.figure, folder / "figures" / f"{picture.name}.png")
-        _replace(folder / "figures" / f"{picture.name}.svg", alone(svg).encode())
-    return _replace(folder / "report.html", text.encode())
+    with _shown(runs):  # before anything is written: some of it cannot be drawn as PNG, or is no text
+        content = text.encode()
+        images = {f"{picture.name}.png": _png(picture.figure) for picture, _ in drawn}
+        images |= {f"{picture.name}.svg": alone(svg).encode() for picture, svg in drawn}
+    for name, image in images.items():
+        _replace(folder / "figures" / name, image)
+    return _replace(folder / "report.html", content)
 
 
 def compose(
@@ -61,7 +66,8 @@ def headline(runs: Sequence[RunFolder | Path | str], path: Path | str) -> Path:
         from fedge.report import figures
     found = [run if isinstance(run, RunFolder) else read(run) for run in runs]
     with _shown(found):
-        return _save_png(figures.headline(distinct(found)), Path(path))
+        image = _png(figures.headline(distinct(found)))
+    return _replace(Path(path), image)
 
 
 def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] = (), total: int | None = None) -> Figure:
@@ -82,7 +88,9 @@ def devices_figure(flops: Sequence[float], up: Sequence[float], kinds: Sequence[
 def _shown(runs: Sequence[RunFolder]) -> Iterator[None]:
     """Files that can be read may still hold other things than a run writes, such as words where numbers should be."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "constrained_layout not applied")  # a number too long for any figure
+            yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         if isinstance(error, ReportError):
             raise
@@ -113,10 +121,18 @@ def _folder(runs: Sequence[RunFolder], out: Path | str | None) -> Path:
     return Path(out)
 
 
-def _save_png(figure: Figure, path: Path) -> Path:
+def _check_own(figures: Path) -> None:
+    """The run may come from somebody else, and with it a link in the place of this folder."""
+    try:
+        atomic.refuse_link(figures)
+    except OSError as error:
+        raise ReportError(f"cannot write to {figures}: {error.strerror}, or choose another place") from error
+
+
+def _png(figure: Figure) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=200)
-    return _replace(path, stream.getvalue())
+    return stream.getvalue()
 
 
 def _replace(path: Path, content: bytes) -> Path:

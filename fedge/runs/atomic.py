@@ -1,7 +1,8 @@
-"""All of a file or nothing of it, even when the power goes."""
+"""All of a file or nothing of it, even when the power goes; and nothing through a link that somebody else left."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing, even when the power goes: a temporary file is synced, then renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # never what somebody else put there: it may be a link to another file
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -32,6 +34,18 @@ def also_as(path: Path, name: Path) -> None:
         shutil.copyfile(path, temporary)
     os.replace(temporary, name)
     temporary.unlink(missing_ok=True)  # two names of one file: replacing leaves both
+
+
+def refuse_link(path: Path) -> None:
+    """A folder from somebody else may hold links to files and folders of yours; `OSError` for one of these."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, and nothing is written through one: remove it", str(path))
+
+
+def in_place(path: str, flags: int) -> int:
+    """The `opener` of files that are changed where they lie."""
+    refuse_link(Path(path))
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -95,7 +95,7 @@ class RunFolder:
         """Make everything up to now permanent."""
         with self._writing():
             for name in RECORDS:
-                with open(self.file(name), "ab") as file:
+                with open(self.file(name), "ab", opener=atomic.in_place) as file:
                     os.fsync(file.fileno())
             sums = {name: lines.sums() for name, lines in self.lines.items()}
             checkpoint.save(self.file("checkpoint.pt"), content | {"lines": sums})

@@ -33,13 +33,14 @@ class Lines:
         self.path, self._sums = path, list[int]()
 
     def begin(self) -> None:
-        self.path.write_bytes(b"")
+        with open(self.path, "wb", opener=atomic.in_place):
+            pass
         self._sums = []
 
     def append(self, records: Iterable[Record]) -> None:
         """Whole lines in one write, so that a kill leaves at most one torn line at the end."""
         lines = [json.dumps(finite(one)).encode() + b"\n" for one in records]
-        with open(self.path, "ab") as file:
+        with open(self.path, "ab", opener=atomic.in_place) as file:
             file.write(b"".join(lines))
         self._sums += map(zlib.crc32, lines)
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedge.runs import atomic
+
 try:
     import fcntl
 except ImportError:  # not a POSIX system
@@ -45,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _acquire(path: Path) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        handle = atomic.in_place(str(path), os.O_RDWR | os.O_CREAT)
         try:
             taken = _flock(handle, path)
             if taken and _is_at(handle, path):

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from fedge.core import Progress
+from fedge.core import Algorithm, Progress
 from fedge.engine.links.base_link import BaseLink
 from fedge.ledger import Row
 from fedge.runs.run import Record, Run
@@ -29,6 +29,15 @@ def record_of(run: Run[Any], link: BaseLink, progress: Progress, number: int, ro
         **link.notes(),
     }
     return about if run.algorithm.privacy() is None else discreet(about)
+
+
+def why_ended(algorithm: Algorithm[Any], error: Exception) -> str:
+    """Why a run has too few good uploads, for its folder; of a private one the operator's log alone says whose."""
+    reason = " ".join(str(error).split())
+    if algorithm.privacy() is None:
+        return reason
+    log.warning("%s", reason)
+    return "too few good uploads (the log says whose)"
 
 
 def discreet(record: Record) -> Record:

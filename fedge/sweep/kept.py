@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from fedge import toml
 from fedge.engine import TooFewReplies
 from fedge.engine.hardware.budget import is_out_of_memory
-from fedge.experiment.comparison import train_one, write_copies, write_file
+from fedge.experiment.comparison import check_folders, train_one, write_copies, write_file
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.labels import place
-from fedge.experiment.parsing import parse
-from fedge.experiment.setup import build, check_clock, check_problem, check_train, make_algorithm, make_model
+from fedge.experiment.parsing import Experiment, parse
+from fedge.experiment.setup import Setup, build, check_clock, check_problem, check_train, make_algorithm, make_model
 from fedge.experiment.sweeps import Sweep
 from fedge.experiment.training import engine_of
 from fedge.report import open_tracker
@@ -30,7 +30,8 @@ from fedge.runs.experiments import (
     records,
 )
 from fedge.runs.folder import RunFolderError
-from fedge.runs.run import Record
+from fedge.runs.record import why_ended
+from fedge.runs.run import Record, Run
 from fedge.sweep.runner import Runner, Stopped, figures, release
 from fedge.sweep.store import Line
 
@@ -79,6 +80,7 @@ def state(out: Path, run: Kept) -> State:
 
 def begin(out: Path, sweep: Sweep) -> None:
     """Write the sweep into its folder, so that the folder alone is enough to go on."""
+    check_folders(out / run.folder for run in sweep.runs())
     write_copies(sweep.tables, out)
     write_file(out / EXPERIMENT_FILE, toml.dump(sweep.table()).encode())
 
@@ -144,22 +146,22 @@ def _train(runner: Runner, run: Kept, folder: Path) -> Line:
             for tracker in opened:
                 tracker.log(record)
 
-        trained = train_one(
-            experiment,
-            label,
-            setup,
-            folder,
-            resume=begun,
-            on_round=on_round,
-            stop=runner.stop,
-            link=setup.clocked(engine_of(setup.train).link(setup.algorithms[label], setup.federation)),
-        )
+        trained = _one(experiment, label, setup, folder, resume=begun, on_round=on_round, stop=runner.stop)
     if trained.stopped:
         raise Stopped
     if trained.diverged is not None:
         note_failure(folder, trained.diverged)
     about = {"label": run.title, "rounds": trained.rounds, "failed": trained.diverged}
     return about | {"final_loss": trained.summary()["final_loss"]} | figures(trained)
+
+
+def _one(experiment: Experiment, label: str, setup: Setup, folder: Path, **options: Any) -> Run[Any]:
+    algorithm = setup.algorithms[label]
+    link = setup.clocked(engine_of(setup.train).link(algorithm, setup.federation))
+    try:
+        return train_one(experiment, label, setup, folder, link=link, **options)
+    except TooFewReplies as error:
+        raise TooFewReplies(why_ended(algorithm, error)) from error
 
 
 def _failed(run: Kept, folder: Path, error: Exception) -> Line:

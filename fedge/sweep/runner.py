@@ -22,8 +22,10 @@ from fedge.experiment.setup import deal, load_data
 from fedge.experiment.training import basics_of, observe_of
 from fedge.federation import Federation
 from fedge.loop import train
+from fedge.runs import atomic
 from fedge.runs.folder import RunFolderError, versions
 from fedge.runs.log import About
+from fedge.runs.record import why_ended
 from fedge.runs.run import Record, Run
 from fedge.sweep.entries import Entry
 from fedge.sweep.hardware import hardware
@@ -127,7 +129,7 @@ class Runner:
         except RunFolderError:
             raise
         except TooFewReplies as error:  # it diverged: a result too, and not one that is worth repeating
-            return None, " ".join(str(error).split())
+            return None, why_ended(algorithm, error)
         except ValueError as error:  # what only shows once algorithm and data meet
             raise ExperimentError(f"{entry}: {error}") from error
         if run.stopped:
@@ -172,7 +174,7 @@ def locked(out: Path) -> AbstractContextManager[Any]:
     """A file that only one process holds at a time; it is free again when that process ends, however it ends."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file = open(out / ".lock", "w")  # noqa: SIM115
+        file = open(out / ".lock", "w", opener=atomic.in_place)  # noqa: SIM115
         hold(file, wait=False)
     except BlockingIOError:
         file.close()

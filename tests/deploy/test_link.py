@@ -524,9 +524,14 @@ def test_a_node_forgets_all_that_did_not_count_since_it_was_last_heard() -> None
     assert close(run.params, wanted.params) == 0
 
 
-def test_what_did_not_count_is_told_after_the_server_was_started_again(tmp_path: Path) -> None:
-    """Client 2's answer of round 2 is lost, and then the server: in round 3 it works as if it had not worked in 2."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_did_not_count_is_told_after_the_server_was_started_again(shared: bool, tmp_path: Path) -> None:
+    """Client 2's answer of round 2 is lost, and then the server: in round 3 it works as if it had not worked in 2.
+
+    Where examples are shared, the new server sends them first, in messages that say nothing of what did not count.
+    """
     algorithm = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=1, batch_size=4, clients=CLIENTS)
+    algorithm = fedge.DataSharing(algorithm, beta=0.3) if shared else algorithm
     found = []
     for split in (False, True):
         yard, works = Yard(client_app(algorithm, load)), itertools.count(1)
@@ -542,6 +547,8 @@ def test_what_did_not_count_is_told_after_the_server_was_started_again(tmp_path:
             fedge.train(algorithm, FEDERATION, rounds=2, link=link_to(yard, algorithm), **rest)
         run = fedge.train(algorithm, FEDERATION, rounds=4, link=link_to(yard, algorithm), resume=split, **rest)
         found.append(run)
+        told = [head["void"] for one in yard.sent if "void" in (head := unpack(one.content)[0])]
+        assert told == [[[2, 0, 0]]]
     assert close(found[0].params, found[1].params) == 0
 
 

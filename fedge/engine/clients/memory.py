@@ -19,6 +19,11 @@ Job = tuple[int, int]  # client, row
 SHARE = 0.25  # of a GPU's free memory: what is larger goes to the main memory
 
 
+def lies_in(at: At, round: int, phase: int | None) -> bool:
+    """Whether a phase is of this round, and is this one if one is given."""
+    return at.round == round and phase in (None, at.phase)
+
+
 class Written(NamedTuple):
     """What some jobs remembered in one phase: every leaf [J, ...]."""
 
@@ -99,9 +104,9 @@ class ClientMemory:
                 self._keep(one)
         self._keep_only([])
 
-    def abandon(self, round: int) -> None:
-        """What was written in this round is forgotten."""
-        self._keep_only([one for one in self.written if one.at.round != round])
+    def abandon(self, round: int, phase: int | None = None) -> None:
+        """What was written in this round, or in this phase of it, is forgotten."""
+        self._keep_only([one for one in self.written if not lies_in(one.at, round, phase)])
 
     def abandon_since(self, round: int) -> None:
         """What was written in this round and later is forgotten."""

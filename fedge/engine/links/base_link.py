@@ -56,8 +56,8 @@ class BaseLink(ABC):
         """Let clients remember what `remembered` gave."""
         return None
 
-    def abandon(self, round: int) -> None:
-        """The server stays as it was before this round: clients are to forget what they remembered in it."""
+    def abandon(self, round: int, phase: int | None = None) -> None:
+        """The server stays as it was before this round, or this phase: clients are to forget what they kept in it."""
         return None
 
     def remembers_elsewhere(self) -> bool:
@@ -131,8 +131,8 @@ class Around(BaseLink):
     def remember(self, memory: Mapping[str, Any]) -> None:
         self.inner.remember(memory)
 
-    def abandon(self, round: int) -> None:
-        self.inner.abandon(round)
+    def abandon(self, round: int, phase: int | None = None) -> None:
+        self.inner.abandon(round, phase)
 
     def remembers_elsewhere(self) -> bool:
         return self.inner.remembers_elsewhere()

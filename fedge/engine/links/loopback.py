@@ -71,8 +71,8 @@ class Loopback(MessageLink):
     def remember(self, memory: Mapping[str, Any]) -> None:
         self.memory.load(memory)
 
-    def abandon(self, round: int) -> None:
-        self.memory.abandon(round)
+    def abandon(self, round: int, phase: int | None = None) -> None:
+        self.memory.abandon(round, phase)
 
     def memory_bytes(self) -> int:
         return self.memory.nbytes

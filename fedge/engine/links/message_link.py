@@ -16,7 +16,7 @@ from fedge import tree
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, At, Drop, Payload
 from fedge.engine.clients.directory import Directory
-from fedge.engine.clients.memory import Job
+from fedge.engine.clients.memory import Job, lies_in
 from fedge.engine.links import wire
 from fedge.engine.links.base_link import BaseLink, Replies, begins_anew, named
 from fedge.engine.links.collector import Answer, Collector
@@ -70,11 +70,11 @@ class MessageLink(BaseLink):
         self._worked: list[tuple[At, list[Job]]] = []  # the jobs of this round so far, by phase
         self.forget()
 
-    def abandon(self, round: int) -> None:
+    def abandon(self, round: int, phase: int | None = None) -> None:
         for at, jobs in self._worked:
-            if at.round == round:
+            if lies_in(at, round, phase):
                 self.void(at, jobs)
-        self._worked = []
+        self._worked = [one for one in self._worked if not lies_in(one[0], round, phase)]
 
     def forget(self) -> None:
         """A new cohort holds nothing yet."""

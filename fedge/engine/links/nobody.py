@@ -63,6 +63,7 @@ class Nobody(Around):
             bounded, known = all(ask.combine.bounds for ask in asks), end.dropped or isinstance(end, TooFewDrawn)
             if not bounded or not known or len(self._lost) >= checks.IN_A_ROW:
                 raise
+            self.inner.abandon(at.round, at.phase)  # also those whose answers were good: none is in what is released
             return nothing, end.dropped
         self._lost = set()
         return found

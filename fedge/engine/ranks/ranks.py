@@ -105,8 +105,8 @@ class Ranks(BaseLink):
     def remember(self, memory: Mapping[str, Any]) -> None:
         self.simulator.remember({name: self._mine(one) for name, one in memory.items()})
 
-    def abandon(self, round: int) -> None:
-        self.simulator.abandon(round)
+    def abandon(self, round: int, phase: int | None = None) -> None:
+        self.simulator.abandon(round, phase)
 
     def _mine(self, one: Mapping[str, Any]) -> dict[str, Any]:
         own = one["jobs"][:, 0] % self.group.size == self.group.rank
