@@ -40,12 +40,12 @@ epochs = 1
 batch_size = 20
 """
 
-# Work takes so many more milliseconds per example, by client: in all many seconds per round, beside which the noise in
-# the start of processes (about a second on a busy machine) is small.
+# Work takes so many more milliseconds per example, by client: ten seconds and more per round, beside which the noise in
+# the start of processes (a second or two) is small.
 THROTTLE = """
 import time
 from fedge.engine.clients.worker import Worker
-work, more = Worker.work, [0.0, 5.0, 12.0, 25.0, 50.0]
+work, more = Worker.work, [0.0, 8.0, 18.0, 38.0, 75.0]
 def throttled(self, *words):
     time.sleep(more[self.client] * len(self.y) / 1000)
     return work(self, *words)

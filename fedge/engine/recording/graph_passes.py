@@ -32,24 +32,24 @@ def _same_as(node: Node) -> Node | None:
     if node.target in (aten.alias.default, aten.detach.default):
         return first
     if node.target in _SHAPES:
-        return first if _shape(node) == _shape(first) and _strides(node) == _strides(first) else None
+        return first if shape(node) == shape(first) and strides(node) == strides(first) else None
     if node.target is aten.transpose.int and first.target is aten.transpose.int:
-        swap = {a % len(_shape(node)) for a in node.args[1:]}  # type: ignore[operator]
-        inner = {a % len(_shape(node)) for a in first.args[1:]}  # type: ignore[operator]
+        swap = {a % len(shape(node)) for a in node.args[1:]}  # type: ignore[operator]
+        inner = {a % len(shape(node)) for a in first.args[1:]}  # type: ignore[operator]
         before = first.args[0]
         return before if swap == inner and isinstance(before, Node) else None
     if node.target is aten.mul.Scalar and node.args[1] == 1:
         return first
-    if node.target is aten.slice.Tensor and _shape(node) == _shape(first):
+    if node.target is aten.slice.Tensor and shape(node) == shape(first):
         return first
     return None
 
 
-def _shape(node: Node) -> tuple[int, ...]:
+def shape(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _strides(node: Node) -> tuple[int, ...]:
+def strides(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].stride())
 
 
@@ -95,8 +95,8 @@ def overwrite_spent(module: GraphModule, spent: range) -> None:
 
 def _fits(node: Node, old: Node) -> bool:
     """Whether the result of `old` and something else can lie where `old` does."""
-    same = node.meta["val"].dtype == old.meta["val"].dtype and _shape(node) == _shape(old)
-    return same and _strides(node) == _strides(old) and node.args[0] is old and node.args[1] is not old
+    same = node.meta["val"].dtype == old.meta["val"].dtype and shape(node) == shape(old)
+    return same and strides(node) == strides(old) and node.args[0] is old and node.args[1] is not old
 
 
 def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:
@@ -114,13 +114,13 @@ def update_in_place(module: GraphModule, carry: range, fuse: bool) -> None:
         old = inputs[index]
         last = max((place[user] for part in _views(old) for user in part.users), default=-1)
         update = isinstance(node, Node) and node.target is aten.add.Tensor and node.args[0] == old
-        if update and place[node] == last and _shape(node) == _shape(old) and _is_alone(node, successors):
+        if update and place[node] == last and shape(node) == shape(old) and _is_alone(node, successors):
             _overwrite(module, node, old, fuse, held)
     module.graph.eliminate_dead_code()
     module.recompile()
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     """Whether what it returns may lie where its first argument lies."""
     schema = getattr(node.target, "_schema", None)
     return node.target in _SHAPES or (schema is not None and any(one.alias_info is not None for one in schema.returns))
@@ -130,7 +130,7 @@ def _views(node: Node) -> set[Node]:
     """A node and all that may lie in the same memory."""
     found, todo = {node}, [node]
     while todo:
-        new = {user for user in todo.pop().users if _is_view(user)} - found
+        new = {user for user in todo.pop().users if is_view(user)} - found
         found |= new
         todo += new
     return found
@@ -138,7 +138,7 @@ def _views(node: Node) -> set[Node]:
 
 def _root(node: Any) -> Any:
     """What a view is a view of."""
-    while isinstance(node, Node) and node.op == "call_function" and _is_view(node):
+    while isinstance(node, Node) and node.op == "call_function" and is_view(node):
         node = node.args[0]
     return node
 
@@ -191,7 +191,7 @@ def split_updates(module: GraphModule, carry: range) -> Rest:
         if product is None:
             rest.append((old, _lifted(module, node, inputs, numbers) if step else node))
             continue
-        updates.append(Update(index, _shape(product), node.kwargs.get("alpha", 1), len(factors)))
+        updates.append(Update(index, shape(product), node.kwargs.get("alpha", 1), len(factors)))
         first, second = product.args
         if by is not None:
             with module.graph.inserting_before(output):
@@ -218,7 +218,7 @@ def _scaled(change: Any) -> tuple[Any, Node | None]:
     """A change that is a single number times something: the something, and the number."""
     if isinstance(change, Node) and change.target is aten.mul.Tensor and len(change.users) == 1:
         for one, other in (change.args, reversed(change.args)):
-            if isinstance(one, Node) and isinstance(other, Node) and one.op == "placeholder" and not _shape(one):
+            if isinstance(one, Node) and isinstance(other, Node) and one.op == "placeholder" and not shape(one):
                 return other, one
     return change, None
 
@@ -246,10 +246,10 @@ def _overwrite(module: GraphModule, node: Node, old: Node, fuse: bool, held: set
     product = _product(change, held) if fuse else None
     with module.graph.inserting_before(node):
         if product is not None:
-            flat = module.graph.call_function(aten.view.default, (old, list(_shape(product))))
+            flat = module.graph.call_function(aten.view.default, (old, list(shape(product))))
             done = module.graph.call_function(aten.baddbmm_.default, (flat, *product.args), {"alpha": alpha})
             done.meta["val"] = product.meta["val"]
-            new: Any = module.graph.call_function(aten.view.default, (done, list(_shape(old))))
+            new: Any = module.graph.call_function(aten.view.default, (done, list(shape(old))))
         else:
             new = module.graph.call_function(aten.add_.Tensor, (old, change), {"alpha": alpha})
     new.meta["val"] = node.meta["val"]

@@ -31,6 +31,7 @@ from fedge.engine.recording import pytree
 from fedge.engine.recording.cuda_graph import Captured, Function, compiled
 from fedge.engine.recording.graph_passes import call_directly, overwrite_spent, simplify, split_updates, update_in_place
 from fedge.engine.recording.heights import Heights
+from fedge.engine.recording.memory_passes import reuse_memory, side_by_side
 from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -216,6 +217,8 @@ class Traced:
             if gpu:
                 return self._runner(graph, leaves, carry, compile)
             update_in_place(graph, carry, fuse=False)
+            side_by_side(graph)
+            reuse_memory(graph)
             call_directly(graph)
             if args[3].dim():
                 self._heights.setdefault(_but_height(args), Heights()).add(len(args[3]), graph)
