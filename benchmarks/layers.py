@@ -16,11 +16,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.readme import replaced
 from benchmarks.speed.page import markdown
-from fedge.engine.recording import c_conv, c_linear
+from fedge.engine.recording import c_attention, c_conv, c_layer_norm, c_linear
 from fedge.engine.recording.conv_source import Geometry
+from fedge.engine.recording.graph_passes import call_directly, simplify
+from fedge.engine.recording.memory_passes import reuse_memory
+from fedge.handle import attention as written
 from fedge.runs.folder import versions
 
 FIGURES = Path(__file__).parent / "layers.json"
@@ -34,6 +39,9 @@ CONVOLUTIONS = [
     (16, 32, 32, 1, 2, 0), (32, 32, 16, 3, 1, 1), (32, 64, 16, 3, 2, 1), (64, 64, 8, 3, 1, 1), (64, 64, 32, 3, 1, 1),
 ]  # fmt: skip
 LINEARS = [(1568, 512), (784, 1024), (1024, 1024), (2048, 2048), (256, 256)]  # inputs, outputs
+ATTENTION = [(4, 8, 20), (4, 16, 64), (4, 32, 128), (8, 64, 256)]  # heads, numbers per head, positions
+NORMS = [(32, 20), (128, 64), (512, 64)]  # numbers per position, positions
+CLIENTS = 5  # of attention and norms, which are for stacks of clients
 
 Step = Callable[[], Any]
 
@@ -75,6 +83,49 @@ def linear(inputs: int, outputs: int) -> tuple[str, int, Step, Step]:
     return f"{inputs} inputs, {outputs} outputs", 3 * EXAMPLES * inputs * outputs, ours, theirs
 
 
+def recorded(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Step, Tensor]:
+    """Torch's operations forwards and backwards, as a recorded step has them, and a slope."""
+    slope = torch.randn_like(function(*tensors))
+
+    def both(*given: Tensor) -> list[Tensor]:
+        own = [one.detach().requires_grad_() for one in given]
+        return list(torch.autograd.grad(function(*own), own, slope))
+
+    graph = make_fx(both)(*tensors)
+    simplify(graph)
+    reuse_memory(graph)
+    call_directly(graph)
+    return torch.no_grad()(lambda: graph.forward(*tensors)), slope
+
+
+def attention(heads: int, width: int, times: int) -> tuple[str, int, Step, Step]:
+    x = torch.randn(CLIENTS, EXAMPLES, times, 3 * heads * width)
+    numbers = [heads, width**-0.5, False, False, False]
+    theirs, slope = recorded(lambda x: written.to_itself(x, heads, None, None, False), x)
+
+    def ours() -> None:
+        _, p = c_attention._forward(x, x, x, numbers)
+        c_attention._backward(slope, x, p, x, numbers)
+
+    products = 6 * CLIENTS * EXAMPLES * heads * times**2 * width
+    return f"{heads} heads of {width}, {times} positions", products, ours, theirs
+
+
+def layer_norm(width: int, times: int) -> tuple[str, int, Step, Step]:
+    x, weight, bias = (torch.randn(CLIENTS, *shape, width) for shape in [(EXAMPLES, times), (), ()])
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (width,)) * weight[:, None, None] + bias[:, None, None]
+
+    theirs, slope = recorded(plain, x, weight, bias)
+
+    def ours() -> None:
+        _, m, r = c_layer_norm._forward(x, weight, bias, [1e-5])
+        c_layer_norm._backward(slope, x, weight, m, r)
+
+    return f"{width} numbers, {times} positions", 0, ours, theirs
+
+
 def spent(step: Step, times: int) -> float:
     begin = time.process_time()
     for _ in range(times):
@@ -94,6 +145,8 @@ def measure() -> None:
     torch.manual_seed(0)
     made = [("convolution", convolution(*sizes)) for sizes in CONVOLUTIONS]
     made += [("linear", linear(*sizes)) for sizes in LINEARS]
+    made += [("attention", attention(*sizes)) for sizes in ATTENTION]
+    made += [("layer norm", layer_norm(*sizes)) for sizes in NORMS]
     timings = [{"kind": kind, **compare(*one)} for kind, one in made]
     FIGURES.write_text(json.dumps({"versions": versions(), "examples": EXAMPLES, "timings": timings}, indent=1))
 
@@ -105,7 +158,7 @@ def table() -> str:
         ours, theirs = (statistics.median(one[side]) for side in ("seconds", "plain"))
         turns = sorted(b / a for a, b in zip(one["seconds"], one["plain"], strict=True))
         faster = f"{theirs / ours:.2f} ({turns[0]:.2f} to {turns[-1]:.2f})"
-        speed = f"{2e-9 * one['products'] / ours:.0f}"
+        speed = f"{2e-9 * one['products'] / ours:.0f}" if one["products"] else ""
         rows.append([f"{one['kind']}, {one['layer']}", f"{1e6 * ours:.0f}", speed, f"{1e6 * theirs:.0f}", faster])
     return markdown(head, rows)
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedge.checks import at_least_one, positive
 from fedge.core import Algorithm, Ask, At, Drop, Examples, Share, Task
@@ -22,11 +22,12 @@ from fedge.engine.folding import Done, Folding
 from fedge.engine.hardware.budget import Budget, has_convolutions, is_out_of_memory
 from fedge.engine.hardware.device import place
 from fedge.engine.links.base_link import Replies, begins_anew, named
-from fedge.engine.recording import c_library, c_lstm
+from fedge.engine.recording import c_library
 from fedge.engine.recording.c_library import NoCompiler
 from fedge.engine.recording.c_linear import direct, rules
 from fedge.engine.recording.pooled_layer import joined
 from fedge.engine.recording.recorder import Traced
+from fedge.engine.recording.stacked_layers import stacked_in_c
 from fedge.engine.recording.turned_layers import turned_in_c
 from fedge.engine.runtime import Precision, Runtime, check_precision
 from fedge.engine.uploads import checks
@@ -50,9 +51,8 @@ class Simulator(Folding):
     `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
     a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers,
-    convolutions, group norms and large linear layers are computed in C on a CPU wherever there is a compiler, unless
-    `compile` is False. `written=False` leaves
-    every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less time is
+    attention, convolutions, norms and large linear layers are computed in C on a CPU wherever there is a compiler,
+    unless `compile` is False. `written=False` leaves every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less time is
     spent on finding the fastest way. A model that is not a chain of known layers is batched function by function
     (`fedge.handle.graph`).
     """
@@ -133,7 +133,7 @@ class Simulator(Folding):
             layers = handle.program.layers
             handle.program.alone = direct(joined(layers), parameters(model)) if self.layers else layers
         elif isinstance(handle, GraphHandle):
-            handle.program.layers = c_lstm.layers() if self.layers and has_lstm(model) else {}
+            handle.program.layers = stacked_in_c(model) if self.layers else {}
             handle.program.alone = turned_in_c(model) | rules(parameters(model)) if self.layers else {}
         return handle
 
@@ -345,12 +345,6 @@ class Simulator(Folding):
             piece = torch.from_numpy(order[at : at + -(-alike // -(-alike // most))])  # pieces of about one size
             yield Jobs(*(part[piece] for part in jobs))
             at += len(piece)
-
-
-def has_lstm(model: nn.Module) -> bool:
-    """Whether it has such layers in single precision."""
-    layers = (one for one in model.modules() if isinstance(one, nn.LSTM | nn.LSTMCell))
-    return any(next(one.parameters()).dtype == torch.float32 for one in layers)
 
 
 def check_compile(compile: bool, device: torch.device, small: bool = False) -> None:

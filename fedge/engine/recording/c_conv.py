@@ -7,15 +7,14 @@ for what lies around a kernel, and backwards through a stride they take twice as
 from __future__ import annotations
 
 import ctypes
-import logging
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedge.engine.recording.c_library import NoCompiler, load
+from fedge.engine.recording.c_library import is_made, load
 from fedge.engine.recording.conv_source import Geometry
 from fedge.engine.recording.suited import is_one_per_output, is_transformed
 from fedge.handle import turned
@@ -24,12 +23,9 @@ from fedge.handle.layers.conv2d import ordered
 from fedge.handle.stacked.convolution import NAMES
 from fedge.handle.stacked.operator import operator
 
-log = logging.getLogger("fedge")
-
 LAST = torch.channels_last
 HEAVY = 1 << 16  # weights: more do not stay in a core's cache, and torch's kernels know what to do about it
 ROOM = 1 << 21  # numbers that a thread keeps at most for one convolution
-_REFUSED: set[str] = set()
 
 
 @lru_cache(maxsize=256)
@@ -104,19 +100,8 @@ def suits(
     (outputs, channels, kh, kw), (height, width) = weight.shape, x.shape[2:]
     of = Geometry(channels, outputs, height, width, (kh, kw), pair(stride), pair(padding), into, x.dtype)
     fits = x.shape[1] == channels and min(of.size) > 0 and of.fills(outputs) and (of.fills(channels) or not into)
-    return of if fits and weight.numel() <= HEAVY and of.room <= ROOM and _made(of) else None
-
-
-def _made(of: Geometry) -> bool:
-    """Whether there is a program for these sizes."""
-    try:
-        program(of)
-    except NoCompiler as reason:
-        if str(reason) not in _REFUSED:
-            _REFUSED.add(str(reason))
-            log.info("convolutions are computed by torch's operations: %s", reason)
-        return False
-    return True
+    small = fits and weight.numel() <= HEAVY and of.room <= ROOM
+    return of if small and is_made(partial(program, of), "convolutions") else None
 
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, of: Geometry) -> Tensor:

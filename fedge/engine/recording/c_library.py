@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +24,9 @@ from typing import Any
 # Sums may be split over the lanes of a vector; infinities and NaN stay what they are.
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fwrapv")  # fmt: skip # noqa: E501
 SECONDS = 60  # for a compiler
+_TOLD: set[str] = set()
+
+log = logging.getLogger("fedge")
 
 
 class NoCompiler(RuntimeError):
@@ -125,6 +130,18 @@ def load(text: str) -> tuple[Any, bool]:
         return ctypes.CDLL(str(library)).run, True
     except (OSError, AttributeError) as error:
         raise NoCompiler(f"compiled steps cannot be kept or loaded ({error}): set XDG_CACHE_HOME") from error
+
+
+def is_made(make: Callable[[], Any], what: str) -> bool:
+    """Whether a program can be made; why not is said once in the log."""
+    try:
+        make()
+    except NoCompiler as reason:
+        if (told := f"{what} are computed by torch's operations: {reason}") not in _TOLD:
+            _TOLD.add(told)
+            log.info(told)
+        return False
+    return True
 
 
 def _is_whole(library: Path) -> bool:

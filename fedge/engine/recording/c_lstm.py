@@ -10,10 +10,7 @@ is in another one is left to `fedge.handle.stacked.lstm`.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -21,8 +18,9 @@ import torch
 from torch import _VF, Tensor
 from torch.autograd import Function
 
+from fedge.engine.recording.c_jobs import each, integers, pointers
 from fedge.engine.recording.c_library import NoCompiler, load
-from fedge.engine.recording.c_products import PRELUDE
+from fedge.engine.recording.c_products import PRELUDE, VECTORS
 from fedge.handle.stacked import lstm
 from fedge.handle.stacked.operator import operator
 from fedge.handle.stacked.recurrent import MANY
@@ -32,33 +30,6 @@ log = logging.getLogger("fedge")
 _SOURCE = r"""
 #include <stdlib.h>
 #include <string.h>
-typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
-static inline v16 some(const float *p, int n) {
-  if (n == 16) return *(const v16 *)p;
-  v16 found = {0};
-  for (int l = 0; l < n; l++) found[l] = p[l];
-  return found;
-}
-static inline void put(float *p, v16 x, int n) {
-  if (n == 16) *(v16 *)p = x;
-  else for (int l = 0; l < n; l++) p[l] = x[l];
-}
-static inline v16 choose(i16 where, v16 a, v16 b) { return (v16)((where & (i16)a) | (~where & (i16)b)); }
-/* exp(x) = 2^n exp(r), |r| <= log(2) / 2, by the polynomial of Cephes; NaN stays NaN. */
-static inline v16 power(v16 x) {
-  v16 zero = {0};
-  x = choose(x > 88.f, zero + 88.f, x);
-  x = choose(x < -87.f, zero - 87.f, x);
-  v16 scaled = x * 1.44269504088896341f;
-  i16 n = __builtin_convertvector(scaled + choose(scaled < 0.f, zero - .5f, zero + .5f), i16);
-  v16 whole = __builtin_convertvector(n, v16), r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  v16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  return (p * r * r + r + 1.f) * (v16)((n + 127) << 23);
-}
 static inline v16 logistic(v16 x) { return 1.f / (1.f + power(-x)); }
 /* tanh(x): near zero the difference would lose its digits, and Cephes' odd polynomial does not. */
 static inline v16 bend(v16 x) {
@@ -81,7 +52,6 @@ static void pack(int rows, int columns, const float *a, float *b, int wide, int 
 static void product(int rows, int columns, int inner, const float *a, int am, int ak, const float *b, int bk, float *c, int cm) {
   product_f32(rows, columns, inner, a, am, ak, b, bk, c, cm);
 }
-#define WHOLE(n) (((n) + 15) / 16 * 16)
 static void forward(int T, int B, int D, int H, const float *x, const float *h, const float *c, const float *w,
     const float *v, const float *b, float *hs, float *cs, float *bents, float *z, float *wt, float *vt) {
   int G = 4 * H, wide = WHOLE(G);
@@ -174,28 +144,12 @@ Outputs = tuple[Tensor, ...]
 @lru_cache(maxsize=1)
 def library() -> Any:
     """The program; raises NoCompiler where it cannot be made."""
-    return load(PRELUDE + _SOURCE)[0]
-
-
-@lru_cache(maxsize=1)
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Of this process: in a forked one the threads of the first are gone."""
-    return ThreadPoolExecutor(threads)
+    return load(PRELUDE + VECTORS + _SOURCE)[0]
 
 
 def _run(what: int, jobs: int, sizes: tuple[int, ...], tensors: list[Tensor]) -> None:
-    """All jobs, in as many threads as torch has."""
-    given = (ctypes.c_int64 * 4)(*sizes)
-    pointers = (ctypes.c_void_p * len(tensors))(*[one.data_ptr() for one in tensors])
-    threads = min(torch.get_num_threads(), jobs)
-
-    def some(at: int) -> int:
-        ends = [ctypes.c_int64(jobs * edge // threads) for edge in (at, at + 1)]
-        found: int = library()(what, *ends, given, pointers)
-        return found
-
-    if any(map(some, range(1)) if threads == 1 else _pool(threads, os.getpid()).map(some, range(threads))):
-        raise MemoryError("no memory for the steps of an LSTM layer: lower chunk= or the batch size")
+    given, places = integers(sizes), pointers(tensors)
+    each(jobs, lambda first, last: library()(what, first, last, given, places), "an LSTM layer")
 
 
 def _forward(*tensors: Tensor) -> list[Tensor]:

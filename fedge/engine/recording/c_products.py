@@ -58,3 +58,44 @@ PRELUDE = (
     + _KERNEL.format(name="f32", kind="float", v="v16", lanes=16, size=4, quad=16)
     + _KERNEL.format(name="f64", kind="double", v="v8", lanes=8, size=8, quad=32)
 )
+
+# Vectors of sixteen floats: loaded and stored in part, summed up, and their exponential.
+VECTORS = """
+typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
+#define WHOLE(n) (((n) + 15) / 16 * 16)
+static inline v16 some(const float *p, int n) {
+  if (n == 16) return *(const v16 *)p;
+  v16 found = {0};
+  for (int l = 0; l < n; l++) found[l] = p[l];
+  return found;
+}
+static inline void put(float *p, v16 x, int n) {
+  if (n == 16) *(v16 *)p = x;
+  else for (int l = 0; l < n; l++) p[l] = x[l];
+}
+static inline v16 choose(i16 where, v16 a, v16 b) { return (v16)((where & (i16)a) | (~where & (i16)b)); }
+/* exp(x) = 2^n exp(r), |r| <= log(2) / 2, by the polynomial of Cephes; NaN stays NaN. */
+static inline v16 power(v16 x) {
+  v16 zero = {0};
+  x = choose(x > 88.f, zero + 88.f, x);
+  x = choose(x < -87.f, zero - 87.f, x);
+  v16 scaled = x * 1.44269504088896341f;
+  i16 n = __builtin_convertvector(scaled + choose(scaled < 0.f, zero - .5f, zero + .5f), i16);
+  v16 whole = __builtin_convertvector(n, v16), r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  v16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return (p * r * r + r + 1.f) * (v16)((n + 127) << 23);
+}
+#define HALVES(x, step) \
+  step(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)) \
+  step(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)) \
+  step(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)) \
+  step(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))
+#define PLUS(x, y) x += y;
+#define LARGER(x, y) { v16 other = y; x = choose(other > x, other, x); }
+static inline float total(v16 x) { HALVES(x, PLUS) return x[0]; }
+static inline float largest(v16 x) { HALVES(x, LARGER) return x[0]; }
+"""

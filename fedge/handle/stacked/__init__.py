@@ -32,16 +32,26 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
+ON_A_CPU: dict[Any, Callable[..., Any]] = {
+    **{func: partial(convolution, func) for func in DIMENSIONS},
+    F.scaled_dot_product_attention: attention.product,
+}
+
+
 class Stacked(TorchFunctionMode):
     """Within it, functions with a rule are computed by it.
 
-    `by_client`: convolutions client by client, which is right for a CPU. `layers`: other rules for recurrent layers.
+    `by_client`: convolutions client by client, which is right for a CPU. `layers`: other rules, by torch's function;
+    that of multi-head attention is the `core` of `attention.heads`.
     """
 
     def __init__(self, by_client: bool = True, layers: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
         self.layers = layers or {}
-        self.rules = RULES | {func: partial(convolution, func) for func in DIMENSIONS if by_client}
+        others = {
+            func: rule for func, rule in self.layers.items() if func not in (*STATES, F.multi_head_attention_forward)
+        }
+        self.rules = RULES | (ON_A_CPU if by_client else {}) | others
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -57,7 +67,7 @@ class Stacked(TorchFunctionMode):
             return cell(func, args, self.layers.get(CELLS[func]))
         if func is F.multi_head_attention_forward and attention.is_usual(*args, **options):
             with self:  # again: what it is made of has rules too
-                return attention.heads(*args, **options)
+                return attention.heads(*args, core=self.layers.get(func), **options)
         return attempt(func, args, options)
 
 
