@@ -127,6 +127,72 @@ class Encoder(nn.Module):
         return found
 
 
+class Block(nn.Module):
+    """A block of a transformer as people write it: causal attention by torch's function, then a perceptron."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms, self.heads = nn.ModuleList(nn.LayerNorm(width) for _ in range(2)), heads
+        self.parts, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.parts(self.norms[0](x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(self.joined(heads))
+        found: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norms[1](x)))))
+        return found
+
+
+class Writer(nn.Module):
+    """Two such blocks, and the next character."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(WORDS, 32), nn.Parameter(torch.zeros(TIMES, 32))
+        self.blocks, self.norm = nn.Sequential(Block(32, 4), Block(32, 4)), nn.LayerNorm(32)
+        self.out = nn.Linear(32, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.norm(self.blocks(self.embed(x) + self.place))[:, -1])
+        return found
+
+
+class Vision(nn.Module):
+    """A transformer on the patches of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(1, 32, 7, stride=7), nn.Parameter(torch.zeros(1, 1, 32))
+        self.place = nn.Parameter(torch.zeros(17, 32))
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.encoder, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.place
+        found: Tensor = self.out(self.encoder(x)[:, 0])
+        return found
+
+
+class Mobile(nn.Module):
+    """Convolutions channel by channel, then across channels, as networks for phones have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.own = nn.Conv2d(1, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+        self.across, self.norm = nn.Conv2d(16, 32, 1), nn.GroupNorm(4, 32)
+        self.small, self.last = nn.Conv2d(32, 32, 3, 2, 1, groups=32), nn.Conv2d(32, 64, 1)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.hardswish(self.norm(self.across(F.relu(self.own(F.relu6(self.stem(x)))))))
+        x = F.relu(self.last(F.relu(self.small(x))))
+        found: Tensor = self.out(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return found
+
+
 def perceptron() -> nn.Module:
     """A chain whose 1.9 million weights outweigh a batch: a client's step is mostly reading and writing them."""
     layers = [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
@@ -170,6 +236,9 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module], bool]] = {
     "lstm": ("LSTM of width 32", lambda: Read(nn.LSTM), False),
     "gru": ("GRU of width 32", lambda: Read(nn.GRU), False),
     "transformer": ("two-layer transformer of width 32 with dropout", Encoder, False),
+    "own attention": ("two blocks of a transformer written by hand, with dropout", Writer, False),
+    "vision": ("two-layer transformer on patches of an image", Vision, True),
+    "mobile": ("convolutions channel by channel, with group norm", Mobile, True),
     "tied": ("output layer tied to the embedding", Tied, False),
     "frozen": ("residual net of which the head is trained", frozen, True),
     "batch norm": ("batch norm replaced by fedge.models.without_batch_norm", remedied, True),

@@ -16,17 +16,18 @@ from torch.func import functional_call, stack_module_state, vmap
 
 import fedge
 from fedge.engine import Simulator
-from fedge.engine.recording import c_attention, c_layer_norm, c_library
+from fedge.engine.recording import c_attention, c_dropout, c_layer_norm, c_library
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
 from fedge.engine.recording.stacked_layers import stacked_in_c
 from fedge.handle import attention
+from fedge.handle.addressed_dropout import scaled_mask
 from fedge.handle.stacked import Stacked
 from tests.cases import close, generator, goes_on_as_it_began
 from tests.networks import NETWORKS, federation
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
 NETWORK = NETWORKS["transformer"]
-PROGRAMS = (c_attention.program, c_layer_norm.program)
+PROGRAMS = (c_attention.program, c_layer_norm.program, c_dropout.program)
 
 
 def forget() -> None:
@@ -278,7 +279,7 @@ def test_without_a_program_torch_computes_them(
 
     own, shared = algorithm(), federation(NETWORK)
     monkeypatch.setattr(c_library, "_TOLD", set())
-    for module in (c_attention, c_layer_norm):
+    for module in (c_attention, c_layer_norm, c_dropout):
         monkeypatch.setattr(module, "load", nothing)
     forget()
     try:
@@ -289,3 +290,15 @@ def test_without_a_program_torch_computes_them(
     plain = fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked", compile=False))
     assert close(run.params, plain.params) < 1e-6
     assert caplog.text.count("attention and layer norms are computed by torch's operations: no C compiler") == 1
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1 / 3, 0.97])
+@pytest.mark.parametrize("shape", [(7, 20), (3, 1, 1), (1,), (2, 4, 5, 5)])
+def test_dropout_masks_are_the_same_to_the_bit(shape: tuple[int, ...], p: float) -> None:
+    keys, like = torch.tensor([3, -5, 2**62 + 1]), torch.empty((), dtype=torch.float32)
+    found = vmap(lambda key: c_dropout.scaled_mask(key, 2, torch.Size(shape), p, like))(keys)
+    wanted = torch.stack([scaled_mask(key, 2, torch.Size(shape), p, like) for key in keys])
+    assert torch.equal(found, wanted)
+    double = vmap(lambda key: c_dropout.scaled_mask(key, 2, torch.Size(shape), p, like.double()))(keys)
+    assert double.dtype == torch.float64
+    assert torch.equal(double != 0, wanted != 0)

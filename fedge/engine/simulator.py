@@ -50,10 +50,11 @@ class Simulator(Folding):
     mean joins the chunks, so memory is bounded by the chunk and not by the cohort. `chunk=1` is one job at a time, by
     `workers` threads side by side (one per core), which is what convolutions on a CPU want; by default the chunk is
     chosen from the model and the free memory. `compile` lets torch.compile join the operations of a step on a GPU; on
-    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers,
-    attention, convolutions, norms and large linear layers are computed in C on a CPU wherever there is a compiler,
-    unless `compile` is False. `written=False` leaves every gradient to autograd and vmap. `rounds` is the length of the run, if it is known: in a short one, less time is
-    spent on finding the fastest way. A model that is not a chain of known layers is batched function by function
+    a CPU the steps of small models become a C program (`fedge.engine.recording.c_program`). LSTM layers, attention,
+    convolutions, norms and large linear layers are computed in C on a CPU wherever there is a compiler, unless
+    `compile` is False. `written=False` leaves every gradient to autograd and vmap. `rounds` is the length of the run,
+    if it is known: in a short one, less time is spent on finding the fastest way. A model that is not a chain of known
+    layers is batched function by function
     (`fedge.handle.graph`).
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from fedge.handle import attention, recurrent
 from fedge.keys import fold_tensor, keep_mask
 
+Masks = Callable[[Tensor, int, torch.Size, float, Tensor], Tensor]
 _ELEMENT = {F.dropout, torch.dropout}
 _CHANNEL = {F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout}
 _RANDOM = {
@@ -24,15 +25,22 @@ _RANDOM = {
 }  # fmt: skip
 
 
+def scaled_mask(key: Tensor, call: int, shape: torch.Size, p: float, like: Tensor) -> Tensor:
+    """What the numbers are multiplied with: 0 where they are dropped, else 1 / (1 - p)."""
+    keep = keep_mask(fold_tensor(key, call), shape, p, like.device)
+    return keep.to(like.dtype) / (1 - p)
+
+
 class AddressedDropout(TorchFunctionMode):
     """Dropout whose mask is a function of the step's key, the call's number in the forward pass and the element.
 
-    Any other random operation is an error by name: it would differ between engines.
+    Any other random operation is an error by name: it would differ between engines. `masks`: the same as `scaled_mask`,
+    computed in another way.
     """
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor, masks: Masks | None = None) -> None:
         super().__init__()
-        self.key, self.calls, self.draws = key, 0, 0
+        self.key, self.masks, self.calls, self.draws = key, masks or scaled_mask, 0, 0
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -69,8 +77,7 @@ class AddressedDropout(TorchFunctionMode):
         if p == 1:
             return torch.zeros_like(input)
         shape = input.shape if func in _ELEMENT else _channels(func, input)
-        keep = keep_mask(fold_tensor(self.key, self.calls), shape, p, input.device)
-        return input * (keep.to(input.dtype) / (1 - p))
+        return input * self.masks(self.key, self.calls, shape, p, input)
 
 
 def _channels(func: Any, input: Tensor) -> torch.Size:

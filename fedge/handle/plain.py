@@ -62,7 +62,8 @@ class Handle:
         """
         if self.module.training != (key is not None):
             self.set_training(key is not None)
-        with AddressedDropout(key) if key is not None else nullcontext(), mode or nullcontext():
+        masks = getattr(mode, "masks", None)
+        with AddressedDropout(key, masks) if key is not None else nullcontext(), mode or nullcontext():
             out: Tensor = functional_call(self.module, params, *arguments(x))
         return out
 

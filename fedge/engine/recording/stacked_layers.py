@@ -1,4 +1,4 @@
-"""Layers of many clients at once that are C programs on a CPU: LSTM, attention, layer norms."""
+"""Layers of many clients that are C programs on a CPU: LSTM, attention, layer norms, and dropout beside them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedge.engine.recording import c_attention, c_layer_norm, c_lstm
+from fedge.engine.recording import c_attention, c_dropout, c_layer_norm, c_lstm
 from fedge.engine.recording.c_library import check, is_made
 from fedge.handle.module import parameters
 
@@ -24,7 +24,8 @@ def stacked_in_c(model: nn.Module) -> dict[Any, Callable[..., Any]]:
     """By torch's function what to call in its place; nothing in double precision or without a compiler."""
     lstm = c_lstm.layers() if _has(model, nn.LSTM, nn.LSTMCell) else {}
     norms = _has(model, nn.LayerNorm, nn.MultiheadAttention) and is_made(check, "attention and layer norms")
-    return lstm | (_ATTENTION if norms else {})
+    found = lstm | (_ATTENTION if norms else {})
+    return found | {F.dropout: c_dropout.scaled_mask} if found else {}
 
 
 def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:

@@ -42,15 +42,15 @@ class Stacked(TorchFunctionMode):
     """Within it, functions with a rule are computed by it.
 
     `by_client`: convolutions client by client, which is right for a CPU. `layers`: other rules, by torch's function;
-    that of multi-head attention is the `core` of `attention.heads`.
+    that of multi-head attention is the `core` of `attention.heads`, that of dropout makes its `masks`.
     """
 
     def __init__(self, by_client: bool = True, layers: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
         self.layers = layers or {}
-        others = {
-            func: rule for func, rule in self.layers.items() if func not in (*STATES, F.multi_head_attention_forward)
-        }
+        self.masks = self.layers.get(F.dropout)
+        parts = (*STATES, F.multi_head_attention_forward, F.dropout)
+        others = {func: rule for func, rule in self.layers.items() if func not in parts}
         self.rules = RULES | (ON_A_CPU if by_client else {}) | others
 
     def __torch_function__(
