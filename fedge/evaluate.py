@@ -1,6 +1,7 @@
 """Loss, accuracy and other metrics of a model on a set of examples, over all, by class and by client.
 
-Examples are scored in batches. Sums are kept, not scores, unless a metric is a function of all of them.
+Examples are scored in batches. Sums are kept, not scores, unless a metric is a function of all of them. A metric is
+given tensors of its own: it may work in place.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Tally:
         """One batch of `total` examples."""
         self.losses.append(self.algorithm.losses(found, y).double())
         for name, metric in self.streamed.items():
-            sums: Tensor = measured(name, metric.sums, found, y)
+            sums: Tensor = measured(name, metric.sums, found.clone(), y.clone())
             self.sums[name] = metric.joined(self.sums[name], sums) if name in self.sums else sums
         if self.classes:
             self.right.append(found.argmax(1) == y)
@@ -104,8 +105,8 @@ class Tally:
         for name, metric in self.metrics.items():
             if isinstance(metric, Streamed):
                 result[name] = number(name, measured(name, metric.value, self.sums[name]))
-            else:
-                result[name] = number(name, measured(name, metric, whole, y))
+            elif whole is not None:
+                result[name] = number(name, measured(name, metric, whole.clone(), y.clone()))
         return result | (self._by_class(y) if self.classes else {})
 
     def _by_class(self, y: Tensor) -> dict[str, Any]:

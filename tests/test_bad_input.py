@@ -24,6 +24,7 @@ from fedge.data.files import members
 from fedge.data.mfcc import RATE, samples
 from fedge.engine import Loopback
 from fedge.engine.links import wire
+from fedge.experiment.values import convert
 from tests.cases import ragged, toy_data, toy_model
 
 CALLS = {
@@ -56,6 +57,16 @@ def test_settings_that_cannot_be(here: Path, words: tuple[str, ...]) -> None:
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
     assert not (here / "runs").exists()
+
+
+def test_whole_numbers_that_no_tensor_takes_are_numbers_all_the_same(here: Path) -> None:
+    """The run ends as one with 1e23 would; it was an OverflowError."""
+    assert type(convert(10**23, float)) is float
+    assert type(convert(3, float)) is int
+    words = ["run", "--no-report", "--set", "train.rounds=1", "--set", f"algorithm.weight_decay={10**23}"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert "is not finite" in result.output
 
 
 @pytest.mark.parametrize(

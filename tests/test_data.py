@@ -128,6 +128,26 @@ def test_bad_arrays_are_refused(x: Any, y: Any, message: str) -> None:
         from_arrays(x, y, [[1.0]], [[0, 1]] if np.ndim(y) == 2 else [0])
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.ma.masked_array([[1.0], [2.0]], [[True], [False]]), [0, 1], "train_x is a masked array"),
+        (torch.eye(2).to_sparse(), [0, 1], "train_x is a sparse or nested tensor"),
+        ([[1.0], [2.0]], np.array([0, 2**63 + 5], np.uint64), r"train_y has labels of 2\^63 and more"),
+        ([[1.0], [2.0]], [], "train_y has 0 labels"),
+    ],
+    ids=range(4),
+)
+def test_arrays_that_would_be_read_as_something_else_are_refused(x: Any, y: Any, message: str) -> None:
+    y = torch.tensor(y, dtype=torch.long) if isinstance(y, list) else y
+    with pytest.raises(ValueError, match=message):
+        from_arrays(x, y, [[1.0]], [0])
+
+
+def test_a_masked_array_that_hides_nothing_is_an_array() -> None:
+    assert from_arrays(np.ma.masked_array([[1.0], [2.0]]), [0, 1], [[1.0]], [0]).train_x.tolist() == [[1.0], [2.0]]
+
+
 def test_datasets_are_stacked() -> None:
     train = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 2, 1]))
     test = Items((np.ones(2), 1), (np.zeros(2), np.int64(0)))

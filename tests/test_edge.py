@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 import tomllib
@@ -26,6 +27,7 @@ from fedge.edge import (
     WaitForAll,
     accuracy_by_kind,
     by_kind,
+    table,
 )
 from fedge.edge.devices import Devices, Drawn
 from fedge.edge.policies import Policy
@@ -605,12 +607,24 @@ def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
         ("flops,down,up\n1,2,1e300\n", "line 2: up is '1e300', it must be a number above 0"),
         ("flops,down,up,kind\n1,2,3," + "x" * 200_000, r"line \d: field larger than field limit"),
         ("flops,down,up,kind\n1,2,3,\udcff", "it is no text in UTF-8, see byte 25"),
+        ("flops,flops,down,up\n1,2,3,4\n", "has the column 'flops' 2 times"),
+        ("flops,down,up\n1,2,3\n1,2,3,4\n", "line 3: there are more numbers than the 3 columns"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
+        Table(str(tmp_path / "d.csv"), 3)
+
+
+def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (Path(os.devnull), tmp_path):
+        with pytest.raises(ValueError, match=f"cannot read the devices in {path}: it is no file"):
+            Table(str(path), 3)
+    monkeypatch.setattr(table, "LARGEST", 10)
+    (tmp_path / "d.csv").write_text("flops,down,up\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"d.csv: it has 20 bytes, at most 10"):
         Table(str(tmp_path / "d.csv"), 3)
 
 

@@ -159,6 +159,16 @@ def test_a_plain_function_of_the_records_will_do() -> None:
     assert train(6, observe=fedge.Observe(until=lambda history: len(history) == 2)).rounds == 2
 
 
+def test_what_it_does_with_the_records_changes_no_run() -> None:
+    def until(history: list[dict]) -> bool:
+        history[-1]["round"] = 99
+        history.clear()
+        return False
+
+    run = train(3, observe=fedge.Observe(until=until))
+    assert [one["round"] for one in run.history] == [1, 2, 3]
+
+
 def test_it_is_asked_after_evaluated_rounds_only() -> None:
     run = train(6, observe=fedge.Observe(evaluate_every=4, until=lambda history: "enough"))
     assert run.rounds == 4

@@ -130,6 +130,24 @@ def test_outputs_are_kept_only_where_a_metric_needs_all_of_them(monkeypatch: pyt
         fedge.train(algorithm(), federation, rounds=1, metrics=["auc"])
 
 
+def test_a_metric_may_work_in_place() -> None:
+    """It has scores and labels of its own: neither later rounds nor other metrics see what it did."""
+
+    def mine(scores: Tensor, labels: Tensor) -> float:
+        labels.zero_()
+        return float(scores.mul_(1e6).sum())
+
+    def other(scores: Tensor, labels: Tensor) -> float:
+        return float(scores.abs().max() + labels.sum())
+
+    plain, mixed = (
+        fedge.train(algorithm(), fedge.Federation(DATA, LISTS), rounds=2, seed=0, metrics=metrics)
+        for metrics in ({"other": other}, {"mine": mine, "f1": "f1", "other": other})
+    )
+    for name in ("test_loss", "test_accuracy", "test_other"):
+        assert [one[name] for one in mixed.history] == [one[name] for one in plain.history]
+
+
 # Client by client
 
 

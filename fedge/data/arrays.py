@@ -93,7 +93,14 @@ def _tensors(name: str, x: Any) -> Inputs:
 
 def as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     if isinstance(values, Tensor):
+        if values.layout is not torch.strided or values.is_nested:
+            raise ValueError(f"{name} is a sparse or nested tensor: give one with all its numbers, as by .to_dense()")
         return values.detach()
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} is a masked array, and some of its numbers are hidden: "
+            "leave these examples out, or fill the gaps with .filled()"
+        )
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -108,7 +115,12 @@ def as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
 
 def as_labels(name: str, values: ArrayLike | Tensor) -> Tensor:
     labels = as_tensor(name, values)
-    return labels if labels.is_floating_point() else labels.long()
+    if labels.is_floating_point():
+        return labels
+    found = labels.long()
+    if labels.dtype == torch.uint64 and bool((found < 0).any()):
+        raise ValueError(f"{name} has labels of 2^63 and more: number the classes from 0")
+    return found
 
 
 def _are_words(y: Any) -> bool:
@@ -120,8 +132,11 @@ def _are_words(y: Any) -> bool:
 
 def _classes(train_y: Tensor, test_y: Tensor, names: int) -> tuple[Tensor, Tensor, int, tuple[int, ...]]:
     """The labels in [0, classes), how many classes there are, and what they were called before."""
-    if train_y.is_floating_point() or not train_y.numel() or not test_y.numel():
+    if train_y.is_floating_point():
         return train_y, test_y, 0, ()
+    for name, y in (("train_y", train_y), ("test_y", test_y)):
+        if not y.numel():
+            raise ValueError(f"{name} has 0 labels, at least 1 is needed")
     if train_y.ndim == test_y.ndim == 1:
         return numbered(train_y, test_y, names)
     return train_y, test_y, max(0, int(train_y.max()), int(test_y.max())) + 1, ()  # the rest is Data's to refuse

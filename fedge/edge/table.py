@@ -24,6 +24,7 @@ OPTIONAL = {
     "availability": 1.0,
 }
 COLUMNS = (*NEEDED, *OPTIONAL)
+LARGEST = 1 << 30  # bytes: some ten million devices
 LEAST, MOST = 1e-9, 1e30  # beyond them seconds and joules are no numbers any more
 
 
@@ -70,7 +71,7 @@ def write(path: Path | str, found: Devices, kinds: tuple[str, ...]) -> None:
 
 def _read(path: Path) -> list[dict[str, str]]:
     try:
-        text = path.read_text("utf-8-sig")
+        text = _text(path)
     except OSError as error:
         raise ValueError(f"cannot read the devices in {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -80,6 +81,9 @@ def _read(path: Path) -> list[dict[str, str]]:
         head, lines = list(reader.fieldnames or []), list(reader)
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    for name in head:
+        if head.count(name) > 1:
+            raise ValueError(f"{path} has the column {name!r} {head.count(name)} times: one of them is meant")
     for name in NEEDED:
         if name not in head:
             raise ValueError(f"{path} has no column {name!r}, it has {head}: needed are {', '.join(NEEDED)}")
@@ -89,7 +93,18 @@ def _read(path: Path) -> list[dict[str, str]]:
             raise ValueError(f"{path} has an unknown column {name!r}{nearest(name, COLUMNS)}: known are {known}")
     if not lines:
         raise ValueError(f"{path} has no rows: write one per device")
+    for at, line in enumerate(lines, 2):
+        if None in line:
+            raise ValueError(f"{path}, line {at}: there are more numbers than the {len(head)} columns {head}")
     return lines
+
+
+def _text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise ValueError(f"cannot read the devices in {path}: it is no file")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"cannot read the devices in {path}: it has {path.stat().st_size} bytes, at most {LARGEST}")
+    return path.read_text("utf-8-sig")
 
 
 def _number(file: str, line: int, name: str, row: dict[str, str]) -> float:

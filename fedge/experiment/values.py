@@ -88,9 +88,19 @@ def convert(value: Any, hint: Any) -> Any:
         return _convert_list(value, hint)
     elif dataclasses.is_dataclass(hint):
         return _convert_table(value, hint)
-    elif type(value) is hint or (hint is float and type(value) is int):
+    elif hint is float and type(value) is int:
+        return _in_range(value)
+    elif type(value) is hint:
         return value
     raise Mismatch
+
+
+def _in_range(value: int) -> int | float:
+    """A whole number for a float; torch takes none of 2^63 and more, so that a large one becomes a float."""
+    try:
+        return value if abs(value) <= 1 << 53 else float(value)
+    except OverflowError:  # the field says what its limit is
+        return value
 
 
 def complain(name: str, value: Any, hint: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import torch
@@ -46,6 +46,7 @@ class Training(Generic[S]):
     until: Until | None = None
     best: Best | None = None
     name: Callable[[int], str] | None = None  # what clients are called, if they have names
+    shown: list[Record] = field(default_factory=list)  # the records once more, for `until`: it may change them
 
     def open(self, federation: Federation, start: Run[S] | None, resume: bool, rounds: int) -> tuple[Run[S], int]:
         """The run to go on with: from a folder, an earlier run or the beginning; and the number of its last round."""
@@ -156,7 +157,10 @@ class Training(Generic[S]):
         return bool(run.ended)
 
     def _why(self, run: Run[S]) -> str:
-        found = self.until(run.history) if self.until is not None else False
+        if self.until is None:
+            return ""
+        self.shown.extend(copy.deepcopy(run.history[len(self.shown) :]))
+        found = self.until(list(self.shown))
         return "until says that it is enough" if found is True else str(found or "")
 
     def _record(self, run: Run[S], record: Record, last: bool, rows: Iterable[Any]) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+WIDEST = 1e6  # times as wide as a network is written
+
 
 def seeded(build: Callable[[], nn.Sequential], seed: int | None) -> nn.Sequential:
     """Build a model whose initial parameters depend on the seed alone.
@@ -31,8 +33,8 @@ def scaled(widths: tuple[int, ...], by: float) -> tuple[int, ...]:
     >>> scaled((16, 32, 512), 0.25)
     (4, 8, 128)
     """
-    if not by > 0:
-        raise ValueError(f"width is {by}, must be greater than 0: 0.5 halves every layer")
+    if not 0 < by <= WIDEST:
+        raise ValueError(f"width is {by}, must be greater than 0 and at most {WIDEST:g}: 0.5 halves every layer")
     return tuple(max(1, round(width * by)) for width in widths)
 
 
