@@ -78,28 +78,31 @@ def canonne(orders: np.ndarray, divergence: np.ndarray, delta: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("spent", "rate", "noise", "delta"),
+    ("spent", "delta"),
     [
-        ({"1": 100}, 0.2, 1.0, 1e-3),
-        ({"1": 1000}, 0.01, 1.1, 1e-5),
-        ({"2": 30}, 0.05, 1.5, 1e-4),
-        ({"1": 10, "3": 5}, 0.1, 2.0, 1e-4),
+        ({(1.0, 0.2, 1): 100}, 1e-3),
+        ({(1.1, 0.01, 1): 1000}, 1e-5),
+        ({(1.5, 0.05, 2): 30}, 1e-4),
+        ({(2.0, 0.1, 1): 10, (2.0, 0.1, 3): 5}, 1e-4),
+        ({(0.8, 0.1, 1): 10, (2.0, 0.1, 1): 5, (2.0, 0.3, 2): 4}, 1e-4),
     ],
 )
-def test_epsilon_is_that_of_a_separate_computation(spent, rate: float, noise: float, delta: float) -> None:
+def test_epsilon_is_that_of_a_separate_computation(spent, delta: float) -> None:
     orders = np.concatenate([np.arange(1.8, 11, 0.1), np.arange(11, 64)])
     total = sum(
-        count * np.array([renyi(rate, noise / math.sqrt(int(m)), order) for order in orders])
-        for m, count in spent.items()
+        count * np.array([renyi(rate, noise / math.sqrt(sums), order) for order in orders])
+        for (noise, rate, sums), count in spent.items()
     )
-    found = accounting.epsilon(spent, rate, noise, delta)
+    found = accounting.epsilon(spent, delta)
     ours = canonne(orders, total, delta)
     assert ours * (1 - 1e-9) < found < 1.005 * ours  # the accountant rounds up between whole orders
     whole = [12, 20, 40]
-    closed = [binomial(rate, noise, a) for a in whole]
-    assert [renyi(rate, noise, a) for a in whole] == pytest.approx(closed, rel=1e-9)
-    known = dict(zip(accounting._orders().tolist(), accounting._cohort(rate, noise, 1).tolist(), strict=True))
-    assert [known[a] for a in whole] == pytest.approx(closed, rel=1e-9)
+    for noise, rate, _ in spent:
+        closed = [binomial(rate, noise, a) for a in whole]
+        assert [renyi(rate, noise, a) for a in whole] == pytest.approx(closed, rel=1e-9)
+        counted = accounting._divergence(accounting.Release(noise, rate, 1))
+        known = dict(zip(accounting._orders().tolist(), counted.tolist(), strict=True))
+        assert [known[a] for a in whole] == pytest.approx(closed, rel=1e-9)
 
 
 def test_the_divergence_is_that_of_the_accountants_own_table() -> None:
@@ -114,7 +117,7 @@ def test_the_divergence_is_that_of_the_accountants_own_table() -> None:
 
 def test_epsilon_of_one_gaussian_is_the_published_one() -> None:
     """Noise of 4.530877117 is (1, 1e-6) by Renyi's way (the same file); exactly it is less."""
-    assert accounting.epsilon({"1": 1}, 1.0, 4.530877117, 1e-6) == pytest.approx(1.0, abs=2e-3)
+    assert accounting.epsilon({(4.530877117, 1.0, 1): 1}, 1e-6) == pytest.approx(1.0, abs=2e-3)
 
 
 @pytest.mark.parametrize(("noise", "epochs", "published"), [(1.3, 20, 1.34), (0.7, 70, 8.68)])
@@ -125,15 +128,16 @@ def test_epsilon_of_a_published_training_run(noise: float, epochs: int, publishe
     orders = np.concatenate([np.arange(1.5, 11, 0.1), np.arange(11, 64)])
     older = (count * np.array([renyi(rate, noise, a) for a in orders]) + math.log(1 / delta) / (orders - 1)).min()
     assert older == pytest.approx(published, abs=0.03)
-    found = accounting.epsilon({"1": count}, rate, noise, delta)
+    found = accounting.epsilon({(noise, rate, 1): count}, delta)
     exact = pld.PLDAccountant()
     exact.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), count)
     assert exact.get_epsilon(delta) < found < older
 
 
 def test_nothing_is_promised_without_noise_and_nothing_spent_before_the_first_round() -> None:
-    assert accounting.epsilon({"1": 3}, 0.5, 0.0, 1e-3) is None
-    assert accounting.epsilon({}, 0.5, 1.0, 1e-3) == 0.0
+    assert accounting.epsilon({(0.0, 0.5, 1): 3}, 1e-3) is None
+    assert accounting.epsilon({(0.0, 0.5, 1): 3, (9.0, 0.5, 1): 1}, 1e-3) is None
+    assert accounting.epsilon({}, 1e-3) == 0.0
 
 
 def test_several_releases_of_one_cohort_are_dp_accountings_composition() -> None:
@@ -142,7 +146,7 @@ def test_several_releases_of_one_cohort_are_dp_accountings_composition() -> None
     )
     counted = dp_accounting.rdp.RdpAccountant()
     counted.compose(event, 20)
-    assert accounting.epsilon({"3": 20}, 0.1, 1.5, 1e-4) == pytest.approx(counted.get_epsilon(1e-4), rel=1e-9)
+    assert accounting.epsilon({(1.5, 0.1, 3): 20}, 1e-4) == pytest.approx(counted.get_epsilon(1e-4), rel=1e-9)
 
 
 # -- sums
@@ -392,16 +396,33 @@ def test_the_record_says_what_was_spent_and_not_who_took_part(tmp_path: Path) ->
     run = fedge.train(algorithm, federation, rounds=3, cohort=5, out=tmp_path / "run")
     spent = [record["epsilon"] for record in run.history]
     assert spent == sorted(spent)
-    assert spent[-1] == accounting.epsilon({"2": 3}, 5 / 7, 2.0, 7**-1.1)  # two phases, one cohort
+    assert spent[-1] == accounting.epsilon({(2.0, 5 / 7, 2): 3}, 7**-1.1)  # two phases, one cohort
     assert all("cohort" not in record and record["delta"] == 7**-1.1 for record in run.history)
     other = fedge.train(noisy(algorithms()["feddane_new_cohort"], 2.0, expected=5), federation, rounds=3, cohort=5)
-    assert other.history[-1]["epsilon"] == accounting.epsilon({"1": 6}, 5 / 7, 2.0, 7**-1.1)
+    assert other.history[-1]["epsilon"] == accounting.epsilon({(2.0, 5 / 7, 1): 6}, 7**-1.1)
     from fedge.report import write_report
 
     page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
     assert ">epsilon</th>" in page
     assert f">{spent[-1]:.3g}</td>" in page
     assert f">{7**-1.1:.1e}</td>" in page
+
+
+def test_a_run_that_goes_on_with_other_noise_or_another_rate_keeps_what_was_spent() -> None:
+    federation, delta = ragged(toy_data()), 7**-1.1
+
+    def after(noise: float, expected: int, start: fedge.Run | None = None) -> fedge.Run:
+        algorithm = noisy(fedavg(), noise, expected=expected)
+        return fedge.train(algorithm, federation, rounds=2, cohort=expected, start=start)
+
+    loud = after(0.4, 7)
+    rest = after(5.0, 3, loud)
+    counted = dp_accounting.rdp.RdpAccountant()
+    counted.compose(dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(0.4)), 2)
+    counted.compose(dp_accounting.PoissonSampledDpEvent(3 / 7, dp_accounting.GaussianDpEvent(5.0)), 2)
+    assert rest.history[-1]["epsilon"] == pytest.approx(counted.get_epsilon(delta), rel=1e-9)
+    assert rest.history[-1]["epsilon"] > loud.history[-1]["epsilon"]
+    assert after(5.0, 7, after(0.0, 7)).history[-1]["epsilon"] is None
 
 
 REFUSED = {

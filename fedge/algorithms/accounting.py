@@ -11,9 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
-Spent = Mapping[str, int]  # releases from one cohort -> how many such cohorts there were
+
+class Release(NamedTuple):
+    """Sums that were released of one cohort: with which noise, how it was drawn, and how many."""
+
+    noise: float  # standard deviation / clip
+    rate: float  # every client was drawn with this probability
+    sums: int
+
+
+Spent = Mapping[tuple[float, float, int], int]  # a `Release` -> of how many cohorts; plain tuples in a checkpoint
 
 
 class MissingAccountant(ImportError):
@@ -26,33 +35,35 @@ def require() -> None:
         raise MissingAccountant("Private needs dp-accounting: pip install 'fedge[private]'", name="dp_accounting")
 
 
-def epsilon(spent: Spent, rate: float, noise: float, delta: float) -> float | None:
-    """(epsilon, delta) of these cohorts for adding or removing one client; None: without noise nothing is promised.
+def epsilon(spent: Spent, delta: float) -> float | None:
+    """(epsilon, delta) of all releases, for adding or removing one client; None: some were without noise.
 
     A cohort is drawn client by client with probability `rate`. Of m sums released from one, each with noise of
     standard deviation noise * clip, an adversary learns as much as from one sum with noise / sqrt(m).
     """
-    if not noise:
+    releases = {Release(*one): count for one, count in spent.items()}
+    if not all(one.noise for one in releases):
         return None
+    if not releases:
+        return 0.0
     require()
     from dp_accounting import rdp
 
-    orders = _orders()
-    total = sum(count * _cohort(rate, noise, int(releases)) for releases, count in spent.items())
+    total = sum(count * _divergence(one) for one, count in releases.items())
     with _quiet():
-        found: float = rdp.compute_epsilon(orders, total, delta)[0] if spent else 0.0
-    return float(found)
+        return float(rdp.compute_epsilon(_orders(), total, delta)[0])
 
 
 @lru_cache(maxsize=64)
-def _cohort(rate: float, noise: float, releases: int) -> Any:
-    """Renyi's divergence of one cohort, at every order."""
+def _divergence(one: Release) -> Any:
+    """Renyi's, of one cohort, at every order."""
     import dp_accounting
     from dp_accounting import rdp
 
     counted = rdp.RdpAccountant(_orders())
+    noisy = dp_accounting.GaussianDpEvent(one.noise / one.sums**0.5)
     with _quiet():
-        counted.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise / releases**0.5)))
+        counted.compose(dp_accounting.PoissonSampledDpEvent(one.rate, noisy))
     return counted.rdp
 
 

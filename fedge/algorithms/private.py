@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedge import secret, tree
 from fedge.algorithms import accounting
+from fedge.algorithms.accounting import Spent
 from fedge.algorithms.data_sharing import DataSharing
 from fedge.algorithms.wrapper import Wrapper, chain
 from fedge.checks import at_least_one, non_negative, positive
@@ -38,7 +39,8 @@ class Private(Wrapper[State]):
     upload is shortened on the device too.
 
     The record has `epsilon` at `delta` (None: clients^-1.1) so far, for adding or removing one client, from
-    `dp-accounting` (`pip install 'fedge[private]'`). A phase is a release; several from one cohort add up.
+    `dp-accounting` (`pip install 'fedge[private]'`). A phase is a release; several from one cohort add up. Each counts
+    with the noise and the rate that it had: also those of an earlier run that this one goes on from.
 
     The server is trusted: it sees uploads, and in FedOVA which labels a client holds. `secret` names a file of random
     bytes that only the server has; without it, who knows the seed can compute the noise: for simulations.
@@ -119,7 +121,7 @@ class Private(Wrapper[State]):
     def round(self, state: State) -> Flow[State]:
         return (yield from self._noisy(self.inner.round(state["inner"]), state["spent"]))
 
-    def _noisy(self, flow: Flow[Any], before: Mapping[str, int]) -> Flow[State]:
+    def _noisy(self, flow: Flow[Any], before: Spent) -> Flow[State]:
         """The inner flow with noisy replies, and what it released: so many sums from each of its cohorts."""
         released: list[int] = []
         reply: Any = None
@@ -127,7 +129,7 @@ class Private(Wrapper[State]):
             try:
                 wanted = flow.send(reply)
             except StopIteration as end:
-                return {"inner": end.value, "spent": _added(before, released)}
+                return {"inner": end.value, "spent": self._added(before, released)}
             if isinstance(wanted, Note):
                 reply = yield wanted
                 continue
@@ -140,6 +142,19 @@ class Private(Wrapper[State]):
             replies = yield tuple(self._changed(ask) for ask in asks)
             noisy = self._release(replies)
             reply = noisy if isinstance(wanted, tuple) else noisy[0]
+
+    def _added(self, before: Spent, released: list[int]) -> dict[tuple[float, float, int], int]:
+        after = dict(before)
+        for sums in released:
+            one = (float(self.noise), self._rate, sums)
+            after[one] = after.get(one, 0) + 1
+        return after
+
+    @property
+    def _rate(self) -> float:
+        assert self.clients is not None
+        assert self.expected is not None
+        return self.expected / self.clients
 
     def _changed(self, ask: Ask) -> Ask:
         if not isinstance(ask.combine, Mean):
@@ -174,9 +189,7 @@ class Private(Wrapper[State]):
         return replace(reply, mean=found, clients=torch.full_like(reply.clients, count), uploads=None)
 
     def privacy(self) -> Privacy:
-        assert self.clients is not None
-        assert self.expected is not None
-        return Privacy(self.expected / self.clients, self.secret)
+        return Privacy(self._rate, self.secret)
 
     def check(self, model: Model, params: Params, x: Tensor, y: Tensor) -> None:
         if self.noise:
@@ -186,9 +199,8 @@ class Private(Wrapper[State]):
     def notes(self, state: State) -> dict[str, Any]:
         """What the inner algorithm has to say was learned from noisy replies, too."""
         assert self.clients is not None
-        assert self.expected is not None
         delta = self.clients**-1.1 if self.delta is None else self.delta
-        spent = accounting.epsilon(state["spent"], self.expected / self.clients, self.noise, delta)
+        spent = accounting.epsilon(state["spent"], delta)
         return {**self.inner.notes(state["inner"]), "epsilon": spent, "delta": delta}
 
     def params(self, state: State) -> Params:
@@ -207,13 +219,6 @@ class Private(Wrapper[State]):
 def _share(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{name} is {value!r}, it must be above 0 and at most 1: the share of a cohort")
-
-
-def _added(before: Mapping[str, int], released: list[int]) -> dict[str, int]:
-    after = dict(before)
-    for count in released:
-        after[str(count)] = after.get(str(count), 0) + 1
-    return after
 
 
 def _factors(replies: list[Reply], clip: float) -> dict[int, float]:
