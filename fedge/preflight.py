@@ -62,6 +62,11 @@ def check_privacy(
             "evaluate_train judges the model on clients' examples, without noise: leave it out of Private; per_client "
             "too, unless the federation knows their test examples"
         )
+    if link is not None and link.min_replies > 1:
+        raise ValueError(
+            f"min_replies is {link.min_replies}, but with Private one client more must not decide whether the uploads "
+            "of the others are released: leave it at 1"
+        )
     while isinstance(link, Around):
         link = link.inner
     if privacy.secret is None and not (link is None or isinstance(link, Simulator | Ranks | Loopback)):

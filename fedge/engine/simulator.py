@@ -193,7 +193,7 @@ class Simulator(Folding):
             answers.append(total.reply())
             dropped += bad
             asked += mine.clients.tolist()
-            everybody += [(ask.tasks[0], bad)] if tasks[0].rows is None and bad else []
+            everybody += [(ask.tasks[0], bad)] if bad and checks.each_needed(self.algorithm, tasks[0]) else []
         self.close(at)
         for name, bad in everybody:
             checks.require(checks.good_clients(clients.tolist(), bad), self.min_replies, name, bad)

@@ -23,6 +23,7 @@ class BaseLink(ABC):
     algorithm: Algorithm[Any]
     runtime: Runtime  # what the server computes with
     ledger: Ledger  # what crossed, in bytes
+    min_replies: int = 1  # clients that have to answer well in a phase, else the round is skipped
 
     @abstractmethod
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
@@ -106,6 +107,10 @@ class Around(BaseLink):
     @property
     def ledger(self) -> Ledger:  # type: ignore[override]
         return self.inner.ledger
+
+    @property
+    def min_replies(self) -> int:  # type: ignore[override]
+        return self.inner.min_replies
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         return self.inner.ask(at, asks, clients)

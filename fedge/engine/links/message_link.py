@@ -157,8 +157,8 @@ class MessageLink(BaseLink):
             self.ledger.add(replace(row, wire_down=collector.wire[0], wire_up=collector.wire[1]))
             answers.append(reply)
             dropped += bad
-        for collector in collectors:  # what is asked of everybody, and not by row, must have been answered
-            if collector.requests and collector.tasks[0].rows is None:
+        for collector in collectors:
+            if collector.requests and checks.each_needed(self.algorithm, collector.tasks[0]):
                 checks.require(len(collector.good), self.min_replies, collector.ask.tasks[0], collector.dropped)
         if not clients or any(collector.requests for collector in collectors):  # else nobody holds what was asked for
             good = set[int]().union(*(collector.good for collector in collectors))

@@ -25,9 +25,8 @@ class Nobody(Around):
     """A link that also answers for nobody: zeros of the right names and shapes, to asks whose rule `bounds` clients.
 
     Any other ask of an empty cohort raises `NobodyDrawn`: there is nothing to average, and the round is skipped. So it
-    answers for a cohort whose answers are all lost or bad, or that is smaller than `min_replies`, a few rounds in a
-    row: what a private run releases must not tell whether it was so. For the same reason no checkpoint says how many
-    rounds that were; a resumed run counts anew.
+    answers for a cohort whose answers are all lost or bad, a few rounds in a row: what a private run releases must not
+    tell whether it was so. For the same reason no checkpoint says how many rounds that were; a resumed run counts anew.
     """
 
     def __init__(self, inner: BaseLink) -> None:
@@ -60,19 +59,16 @@ class Nobody(Around):
             found = self.inner.ask(at, asks, clients)
         except checks.TooFewReplies as end:
             self._lost |= {at.round}
-            bounded, known = all(ask.combine.bounds for ask in asks), end.dropped or isinstance(end, TooFewDrawn)
-            if not bounded or not known or len(self._lost) >= checks.IN_A_ROW:
+            bounded = all(ask.combine.bounds for ask in asks)
+            if not bounded or not end.dropped or len(self._lost) >= checks.IN_A_ROW:
                 raise
-            self.inner.abandon(at.round, at.phase)  # also those whose answers were good: none is in what is released
+            self.inner.abandon(at.round, at.phase)  # nothing of this phase is in what is released
             return nothing, end.dropped
         self._lost = set()
         return found
 
     def _check_drawn(self, clients: int) -> None:
-        server = self.inner
-        while isinstance(server, Around):
-            server = server.inner
-        needed = getattr(server, "min_replies", 1)
+        needed = self.inner.min_replies
         if clients < needed:
             raise TooFewDrawn(
                 f"{clients} clients were drawn, {needed} have to answer: raise cohort or lower min_replies"

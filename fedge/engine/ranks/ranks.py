@@ -79,6 +79,10 @@ class Ranks(BaseLink):
     def ledger(self) -> Ledger:  # type: ignore[override]
         return self.simulator.ledger
 
+    @property
+    def min_replies(self) -> int:  # type: ignore[override]
+        return self.simulator.min_replies
+
     def begin(self, rows: Iterable[Row]) -> None:
         self.simulator.begin(rows)
 
@@ -137,13 +141,13 @@ class Ranks(BaseLink):
             self.ledger.add(self.simulator.row(at, part.ask, part.tasks[0], part.jobs, one.up))
             answers.append(one.total.reply())
             dropped += self._in_order(one.dropped, part.jobs)
-            if part.tasks[0].rows is None and one.dropped:
+            if one.dropped and checks.each_needed(self.algorithm, part.tasks[0]):
                 good = checks.good_clients(clients.tolist(), one.dropped)
-                checks.require(good, self.simulator.min_replies, part.ask.tasks[0], one.dropped)
+                checks.require(good, self.min_replies, part.ask.tasks[0], one.dropped)
         asked = [client for part in parts for client in part.jobs.clients.tolist()]
         if asked or not len(clients):  # else nobody holds what was asked for
             good = checks.good_clients(asked, dropped)
-            checks.require(good, self.simulator.min_replies, asks[0].tasks[0], dropped)
+            checks.require(good, self.min_replies, asks[0].tasks[0], dropped)
         return answers, dropped
 
     def _part(self, ask: Ask, clients: Tensor) -> Part:

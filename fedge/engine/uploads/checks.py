@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedge.core import Ask, Drop, Payload, Task
+from fedge.core import Algorithm, Ask, Drop, Payload, Task
 from fedge.engine.clients.run_task import finished, parted
 from fedge.engine.uploads.coding import is_coded
 
@@ -165,6 +166,14 @@ def good_clients(clients: list[int], dropped: list[Drop]) -> int:
     """Of how many clients an upload counts; `clients` has one entry per job, `dropped` one per bad job."""
     bad = Counter(drop.client for drop in dropped)
     return sum(jobs > bad[client] for client, jobs in Counter(clients).items())
+
+
+def each_needed(algorithm: Algorithm[Any], task: Task) -> bool:
+    """Whether an ask needs enough good uploads of its own, beside others in its phase: one of everybody, not by row.
+
+    Not of a private algorithm: whether one client answers it well would decide over all uploads to the others.
+    """
+    return task.rows is None and algorithm.privacy() is None
 
 
 def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
