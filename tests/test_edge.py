@@ -444,6 +444,15 @@ def test_private_algorithms_refuse_policies(options: dict) -> None:
         Clock(Simulator(algorithm, where), where, SLOW, **options)
 
 
+def test_private_algorithms_refuse_that_clients_leave_who_share_a_band() -> None:
+    """One client more slows the others down, and more of them leave before they answer."""
+    algorithm, where = private(), federation()
+    with pytest.raises(ValueError, match="in a Cell they share a band, and with stay = 2"):
+        Clock(Simulator(algorithm, where), where, Cell(), stay=2.0)
+    Clock(Simulator(algorithm, where), where, Cell())
+    Clock(Simulator(algorithm, where), where, SLOW, stay=2.0)
+
+
 def test_chosen_cohorts_are_of_a_fixed_size() -> None:
     algorithm, where = fedavg(), federation()
     link = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice())

@@ -69,13 +69,8 @@ class Clock(Around):
     ) -> None:
         super().__init__(inner)
         positive("stay", stay, optional=True)
-        if inner.algorithm.privacy() is not None and (
-            choice is not None or type(policy or WaitForAll()) is not WaitForAll
-        ):
-            raise ValueError(
-                "Private counts on clients being drawn one by one and on nobody's answer depending on another client: "
-                "leave out policy and choose"
-            )
+        if inner.algorithm.privacy() is not None:
+            _check_apart(fleet, policy, stay, choice)
         self.federation, self.fleet, self.policy = federation, fleet, policy or WaitForAll()
         self.stay, self.choice, self.devices = stay, choice, Drawn(fleet, federation.clients)
         self.load = Workload(inner.algorithm, federation)
@@ -272,6 +267,18 @@ def _differing(one: str, other: str) -> tuple[str, str]:
     words = one.split(", "), other.split(", ")
     first = next((at for at, pair in enumerate(zip(*words, strict=False)) if pair[0] != pair[1]), 0)
     return ", ".join(words[0][first : first + 2]), ", ".join(words[1][first : first + 2])
+
+
+def _check_apart(fleet: Fleet, policy: Policy | None, stay: float | None, choice: Choice | None) -> None:
+    """Refuse what lets one client decide whether another one's answer counts."""
+    counts_on = "Private counts on clients being drawn one by one and on nobody's answer depending on another client: "
+    if choice is not None or type(policy or WaitForAll()) is not WaitForAll:
+        raise ValueError(f"{counts_on}leave out policy and choose")
+    if stay is not None and fleet.shares:
+        raise ValueError(
+            f"{counts_on}in a {type(fleet).__name__} they share a band, and with stay = {stay:g} the more they are, "
+            "the more of them leave before they answer; leave out stay, or take other devices"
+        )
 
 
 def _is_shown(round: int) -> bool:

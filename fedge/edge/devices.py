@@ -55,6 +55,11 @@ class Fleet(ABC):
         """Down and up, bit/s, when these clients (None), or so many, take part in a phase."""
         return found.down, found.up
 
+    @property
+    def shares(self) -> bool:
+        """Whether one client's rates may depend on who else takes part."""
+        return type(self).rates is not Fleet.rates
+
 
 EVERYBODY = 100_000  # clients; of more, nothing is kept or worked out for all of them at once
 
