@@ -13,8 +13,11 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -480,6 +483,70 @@ def test_a_run_that_lies_have_spoilt_goes_on_from_its_last_good_checkpoint(
 def test_an_honest_run_leaves_one_checkpoint(tmp_path: Path) -> None:
     go(tmp_path / "a", rounds=4)
     assert not (tmp_path / "a/good.pt").exists()
+
+
+def keeping(what: object) -> fedge.FedAvg:
+    """FedAvg with something of one's own in its state."""
+
+    class Mine(fedge.FedAvg):
+        def init(self, params):
+            return {**super().init(params), "mine": what}
+
+        def round(self, state):
+            inner = yield from super().round({name: part for name, part in state.items() if name != "mine"})
+            return {**inner, "mine": what}
+
+    return Mine(algorithms()["fedavg"].model, lr=0.1, epochs=1)
+
+
+class Pair(NamedTuple):
+    one: int
+    two: float
+
+
+def _deep() -> list:
+    nest: list = []
+    for _ in range(120):
+        nest = [nest]
+    return nest
+
+
+UNKEPT = {
+    "named tuple": (
+        lambda: [Pair(1, 2.0)],
+        r"state\['mine'\]\[0\] is a .*Pair, which cannot be read",
+    ),
+    "array": (
+        lambda: {"a": np.zeros(3)},
+        r"state\['mine'\]\['a'\] is a numpy.ndarray, .* numbers and None",
+    ),
+    "narrow number": (lambda: np.float32(0.1), r"state\['mine'\] is a numpy.float32"),
+    "key": (lambda: {Pair(1, 2.0): 1}, r"a key of state\['mine'\] is a .*Pair"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), r"state\['mine'\] is a tensor of kind torch.sparse_coo on cpu"),
+    "deep": (_deep, "a checkpoint has at most 5000000 parts, 100 deep, and state"),
+}
+
+
+@pytest.mark.parametrize("kind", UNKEPT)
+def test_a_state_that_no_checkpoint_gives_back_is_refused_before_the_first_round(tmp_path: Path, kind: str) -> None:
+    make, words = UNKEPT[kind]
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        fedge.train(keeping(make()), ragged(toy_data()), rounds=1, out=tmp_path / "a")
+    assert not (tmp_path / "a/checkpoint.pt").exists()
+
+
+def test_numbers_of_numpy_and_numbers_that_stand_for_many_are_kept(tmp_path: Path) -> None:
+    mine = [np.float64(0.5), np.int64(3), np.bool_(True), {np.int64(2): (1.5, None)}, OrderedDict(a="b")]
+    algorithm, many = keeping([*mine, torch.ones(()).expand(5_000_000)]), {"out": tmp_path / "a"}
+    observe = fedge.Observe(checkpoint_every=1, keep="best")
+    fedge.train(algorithm, ragged(toy_data()), rounds=1, observe=observe, **many)
+    for name in ("checkpoint.pt", "best.pt"):
+        *found, ones = checkpoint.load(tmp_path / "a" / name)["state"]["mine"]
+        assert found == mine
+        assert [type(one) for one in found] == [float, int, bool, dict, OrderedDict]
+        assert ones.shape == (5_000_000,)
+        assert float(ones.sum()) == 5_000_000
+    assert fedge.train(algorithm, ragged(toy_data()), rounds=2, observe=observe, resume=True, **many).rounds == 2
 
 
 class Shell:

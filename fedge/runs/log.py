@@ -23,6 +23,7 @@ from fedge.ledger import Row
 from fedge.runs import checkpoint, health
 from fedge.runs.differences import as_plain, first_difference
 from fedge.runs.folder import BEST, RunFolder, RunFolderError, versions, way_back
+from fedge.runs.keepable import keepable
 from fedge.runs.run import Kept, Record, Run, absurd
 
 log = logging.getLogger("fedge")
@@ -145,7 +146,7 @@ class Log:
         content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
         content |= {"clients": dict(remembered)} if remembered else {}
         self.chosen = self.link.settings()
-        self.folder.save(content | {"engine": self.chosen})
+        self.folder.save(keepable(content | {"engine": self.chosen}))
 
     def keep(self, kept: Kept[Any], by: tuple[str, str]) -> None:
         """The best round so far: it has a file of its own from the next checkpoint on, which has its round."""
@@ -153,7 +154,7 @@ class Log:
 
     def _best(self, kept: Kept[Any]) -> dict[str, Any]:
         about = {"config": as_plain(self.config), "round": kept.round, "metric": self.by[0], "best": self.by[1]}
-        return about | {"value": kept.value, "state": kept.state}
+        return keepable(about | {"value": kept.value, "state": kept.state})
 
     def kept(self, run: Run[S], values: Mapping[int, float]) -> Kept[S] | None:
         """The round that was kept before the run was resumed, if it still has it; a later one will come again.
