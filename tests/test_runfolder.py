@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import fedge
 from fedge import toml
+from fedge.core import Note
 from fedge.experiment import ExperimentError, compare, parse
 from fedge.experiment.planning import load_sweep
 from fedge.runs import atomic, checkpoint, experiments
@@ -547,6 +548,42 @@ def test_numbers_of_numpy_and_numbers_that_stand_for_many_are_kept(tmp_path: Pat
         assert ones.shape == (5_000_000,)
         assert float(ones.sum()) == 5_000_000
     assert fedge.train(algorithm, ragged(toy_data()), rounds=2, observe=observe, resume=True, **many).rounds == 2
+
+
+def noting(notes: dict, by_flow: bool = False) -> fedge.FedAvg:
+    """FedAvg with notes of one's own, yielded or in `notes`."""
+
+    class Mine(fedge.FedAvg):
+        def round(self, state):
+            for name, value in notes.items() if by_flow else ():
+                yield Note(name, value)
+            return (yield from super().round(state))
+
+        def notes(self, state):
+            return {} if by_flow else notes
+
+    return Mine(algorithms()["fedavg"].model, lr=0.1, epochs=1)
+
+
+@pytest.mark.parametrize("by_flow", [False, True])
+@pytest.mark.parametrize("name", ["round", "up_bytes", "dropped", "skipped", "joules", "test_loss", "train_accuracy"])
+def test_a_note_that_is_called_like_a_field_of_the_record_is_refused(name: str, by_flow: bool) -> None:
+    with pytest.raises(ValueError, match=f"the note '{name}' is a field of the record .*: rename it"):
+        fedge.train(noting({name: 0}, by_flow), ragged(toy_data()), rounds=1)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"a", 1j, {(1, 2): 3}, torch.zeros(2), np.zeros((2, 1))])
+def test_a_note_that_is_no_json_is_refused_by_its_name(value: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the note 'mine' cannot be written \(.*\): note numbers, strings") as refused:
+        fedge.train(noting({"fine": 1, "mine": [value]}), ragged(toy_data()), rounds=1, out=tmp_path / "a")
+    assert "\n" not in str(refused.value)
+
+
+def test_single_numbers_in_notes_become_numbers(tmp_path: Path) -> None:
+    single = (np.float32(0.5), np.int64(2), torch.tensor(0.5), torch.ones(1, dtype=torch.long), math.nan)
+    run = fedge.train(noting({"mine": single}), ragged(toy_data()), rounds=1, out=tmp_path / "a")
+    assert run.history[0]["mine"][:4] == (0.5, 2, 0.5, 1)
+    assert records(tmp_path / "a")[0]["mine"] == [0.5, 2, 0.5, 1, None]
 
 
 class Shell:

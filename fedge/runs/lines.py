@@ -104,6 +104,6 @@ def finite(value: Any) -> Any:
     """JSON has no word for what is not finite: null."""
     if isinstance(value, Mapping):
         return {key: finite(one) for key, one in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ from typing import Any
 from fedge.core import Algorithm, Progress
 from fedge.engine.links.base_link import BaseLink
 from fedge.ledger import Row
+from fedge.runs.notes import noted
 from fedge.runs.run import Record, Run
 
 log = logging.getLogger("fedge")
@@ -24,8 +25,7 @@ def record_of(run: Run[Any], link: BaseLink, progress: Progress, number: int, ro
         "down_bytes": sum(row.down for row in rows),
         "seconds": time.perf_counter() - begin,
         "dropped": [drop._asdict() for drop in progress.dropped],
-        **run.algorithm.notes(run.state),
-        **progress.notes,
+        **noted(run.algorithm.notes(run.state) | progress.notes),
         **link.notes(),
     }
     return about if run.algorithm.privacy() is None else discreet(about)
