@@ -413,6 +413,28 @@ def test_a_folder_that_somebody_made_runs_no_file_in_it_unasked(
     assert list(tmp_path.rglob("evil"))
 
 
+@pytest.mark.parametrize("code", ["", '[code."evil.py"]\npath = "evil.py"\n', "[code]\n"])
+@pytest.mark.parametrize("where", ["evil.py", "../evil.py"])
+def test_a_folder_that_somebody_made_runs_no_file_without_a_checksum(
+    file: Path, tmp_path: Path, fresh: Callable[[], None], code: str, where: str
+) -> None:
+    """Its experiment names a file as one of the user's does, which is no folder of runs."""
+    out = tmp_path / "out"
+    out.mkdir()
+    text = file.read_text().replace("mine.py", where)
+    (out / "experiment.toml").write_text(text + code.replace("evil.py", where))
+    (out / where).write_text(EVIL)
+    why = "lies in the folder of the run" if where == "evil.py" else "has no checksum in the folder of the run"
+    with pytest.raises(ExperimentError, match=rf"evil.py {why}.*--run-code"):
+        plan(None, ["train.rounds=5"], out, resume=True)
+    for words in (["run", "--resume", "--out", "out"], ["sweep", "show", "out"], ["report", "out"]):
+        fedge_command(*words, cwd=tmp_path)
+    assert not list(tmp_path.rglob("evil"))
+    fresh()
+    plan(None, ["train.rounds=5"], out, resume=True, run_code=True)
+    assert list(tmp_path.rglob("evil"))
+
+
 def test_a_run_that_is_at_work_keeps_the_code_that_it_began_with(file: Path, tmp_path: Path) -> None:
     experiment = load(file)
     file.with_name("mine.py").write_text("raise SystemExit\n")

@@ -41,6 +41,7 @@ class Own(str):
     path: str
     sha256: str
     folder: str = ""  # of the run or the runs whose table [code] names it
+    unrecorded: bool = False  # it is named in a folder of runs that has no checksum of it
     copy_allowed: bool = False
 
     @property
@@ -95,37 +96,37 @@ def _set(which: ContextVar[bool]) -> Iterator[None]:
         which.reset(token)
 
 
-def marked(tables: Mapping[str, Any], folder: Path | None = None) -> Table:
+def marked(tables: Mapping[str, Any], folder: Path | None = None, stored: bool = False) -> Table:
     """The tables with every name of an own part as `Own`.
 
-    Files are found from the table [code], which the experiment in a run folder has, or else from `folder`.
+    Files are found from the table [code], which the experiment in a run folder has, or else from `folder`. Of a
+    `stored` experiment, one that a folder of runs has, a file without a checksum there is not run unasked.
     """
     code = tables.get(CODE, {})
     if not isinstance(code, Mapping):
         raise ExperimentError(f"{CODE} is {code!r}, expected a table: leave it out, fedge writes it by itself")
     base = Path.cwd() if folder is None else folder
-    return {key: value if key == CODE else _marked(value, code, base) for key, value in tables.items()}
+    return {key: value if key == CODE else _marked(value, code, base, stored) for key, value in tables.items()}
 
 
-def _marked(value: Any, code: Mapping[str, Any], folder: Path) -> Any:
+def _marked(value: Any, code: Mapping[str, Any], folder: Path, stored: bool) -> Any:
     if isinstance(value, Mapping):
-        return {key: _marked(one, code, folder) for key, one in value.items()}
+        return {key: _marked(one, code, folder, stored) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_marked(one, code, folder) for one in value)
+        return type(value)(_marked(one, code, folder, stored) for one in value)
     if not isinstance(value, str) or isinstance(value, Own) or not (match := _NAME.fullmatch(value)):
         return value
-    return _own(value, match["file"], code.get(match["file"], {}), folder)
+    return _own(value, match["file"], code.get(match["file"], {}), folder, stored)
 
 
-def _own(value: str, file: str, known: Any, folder: Path) -> Own:
+def _own(value: str, file: str, known: Any, folder: Path, stored: bool) -> Own:
     known = known if isinstance(known, Mapping) else {}
     found = Own(value)
     path = (folder / Path(str(known.get("path", file))).expanduser()).resolve()
-    found.path = str(path)
-    if "sha256" not in known:
-        found.sha256 = _checksum(_content(value, path))
-        return found
-    found.sha256, found.folder, found.copy_allowed = str(known["sha256"]), str(folder.resolve()), _COPIES.get()
+    found.path, found.unrecorded = str(path), stored and "sha256" not in known
+    found.sha256 = str(known["sha256"]) if "sha256" in known else _checksum(_content(value, path))
+    if stored or "sha256" in known:
+        found.folder, found.copy_allowed = str(folder.resolve()), _COPIES.get()
     return found
 
 
@@ -186,11 +187,7 @@ def _verified(name: Own, where: str) -> bytes:
     path, copy = Path(name.path), name.copy
     content = path.read_bytes() if path.is_file() else None
     if content is not None and _checksum(content) == name.sha256:
-        if name.came_with_the_run and not name.copy_allowed:
-            raise ExperimentError(
-                f"{where}: {path} lies in the folder of the run, and whoever made the folder may have written it: "
-                f"look at it, then `fedge run --resume --out DIR --run-code`"
-            )
+        _check_not_brought(name, where)
         return content
     change = "is gone" if content is None else "has changed"
     if copy is not None and name.copy_allowed and _checksum(kept := copy.read_bytes()) == name.sha256:
@@ -202,6 +199,17 @@ def _verified(name: Own, where: str) -> bytes:
     raise ExperimentError(
         f"{where}: {path} has changed since it was first read: its SHA-256 was {name.sha256[:12]}..., now it "
         f"is {_checksum(content)[:12]}...; restore the file, or start another run{hint}"
+    )
+
+
+def _check_not_brought(name: Own, where: str) -> None:
+    """Whoever made a folder of runs may have written a file in it, or named one without saying what is in it."""
+    if name.copy_allowed or not (name.came_with_the_run or name.unrecorded):
+        return
+    lies = "lies in the folder of the run" if name.came_with_the_run else "has no checksum in the folder of the run"
+    raise ExperimentError(
+        f"{where}: {name.path} {lies}, and whoever made the folder may have written it: look at it, then "
+        "`fedge run --resume --out DIR --run-code`"
     )
 
 

@@ -67,9 +67,12 @@ def load(file: Path | str | None = None, settings: Sequence[str] = ()) -> Experi
     return parse(*_tables(file, settings))
 
 
-def load_sweep(file: Path | str | None = None, settings: Sequence[str] = ()) -> Sweep:
-    """All experiments of a file that has lists of values (`seeds`, `{sweep = [...]}`), or the one of another file."""
-    return read_sweep(*_tables(file, settings))
+def load_sweep(file: Path | str | None = None, settings: Sequence[str] = (), stored: bool = False) -> Sweep:
+    """All experiments of a file that has lists of values (`seeds`, `{sweep = [...]}`), or the one of another file.
+
+    `stored` says that a folder of runs has it: whoever made the folder may have written the file.
+    """
+    return read_sweep(*_tables(file, settings, stored))
 
 
 def own_files(file: Path) -> list[str]:
@@ -80,18 +83,18 @@ def own_files(file: Path) -> list[str]:
 def stored_sweep(folder: Path) -> Sweep:
     """What a folder of runs was made from, to look at: no file of the user's own is run."""
     with unread():
-        return load_sweep(folder / EXPERIMENT_FILE)
+        return load_sweep(folder / EXPERIMENT_FILE, stored=True)
 
 
-def _tables(file: Path | str | None, settings: Sequence[str]) -> tuple[Table, str]:
+def _tables(file: Path | str | None, settings: Sequence[str], stored: bool = False) -> tuple[Table, str]:
     path = None if file is None else Path(file)
-    return _overridden(path, settings), "experiment" if path is None else path.stem
+    return _overridden(path, settings, stored), "experiment" if path is None else path.stem
 
 
-def _overridden(path: Path | None, settings: Sequence[str]) -> Table:
+def _overridden(path: Path | None, settings: Sequence[str], stored: bool = False) -> Table:
     """The tables of a file with settings in place; own parts are named from the folder of the file."""
     folder = None if path is None else path.parent
-    return override(marked(read(path), folder), settings, folder)
+    return override(marked(read(path), folder, stored), settings, folder)
 
 
 def load_federation(file: Path | None = None, settings: Sequence[str] = ()) -> Federation:
@@ -139,7 +142,7 @@ def _further(file: Path | None, settings: Sequence[str], out: Path | None, root:
     stored = folder / EXPERIMENT_FILE
     if not (stored.is_file() or (file is not None and holds_runs(folder))):
         raise ExperimentError(_nothing(folder))
-    return Plan(load_sweep(file or stored, settings), folder, True)
+    return Plan(load_sweep(file or stored, settings, stored=file is None), folder, True)
 
 
 def _newest(name: str, root: Path) -> Path:
