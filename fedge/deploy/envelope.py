@@ -79,6 +79,18 @@ def short(text: Any) -> str:
 
 
 def wire_bytes(thing: Any) -> int:
-    """The bytes of a message as Flower stores and sends them, every nested object once; HTTP and TLS add theirs."""
-    children = (thing.children or {}).values()
-    return len(thing.deflate()) + sum(wire_bytes(child) for child in children)
+    """The bytes of a message as Flower stores and sends them, every nested object once; HTTP and TLS add theirs.
+
+    Of our own messages: of another's, which may nest without end, those are booked that came.
+    """
+    found: dict[str, Any] = {}
+    _collect(thing, found)
+    return len(thing.deflate()) + sum(len(one.deflate()) for one in found.values())
+
+
+def _collect(thing: Any, found: dict[str, Any]) -> None:
+    """All that is nested in a thing by its name, which is a hash: others may hold the same, any number of times."""
+    for name, child in (thing.children or {}).items():
+        if name not in found:
+            found[name] = child
+            _collect(child, found)

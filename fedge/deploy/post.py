@@ -81,8 +81,9 @@ class Posting:
     def _fetch(self, node: int, message: str) -> None:
         try:
             while True:
-                for reply in pull(self.grid, message, self._most.get(node, 0) + FRAME, self._end):
-                    self._box.put((node, _letter(reply, self.down[node])))
+                replies, up = pull(self.grid, message, self._most.get(node, 0) + FRAME, self._end)
+                if replies:
+                    self._box.put((node, _letter(replies[0], self.down[node], up)))
                     return
                 if time.monotonic() >= self._end:
                     return
@@ -159,8 +160,7 @@ def _push(grid: Grid, messages: list[Message]) -> list[str]:
     return list(grid.push_messages(messages))
 
 
-def _letter(reply: Message, down: int) -> Letter:
-    up = wire_bytes(reply)
+def _letter(reply: Message, down: int, up: int) -> Letter:
     if reply.has_error():
         words = f"Flower says: {short(reply.error.reason)} (code {reply.error.code})"
         return Letter(None, words, down, up, silent=reply.error.code == ErrorCode.CLIENT_APP_CRASHED)

@@ -16,6 +16,8 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedge.deploy.envelope import wire_bytes
+
 
 class TooHeavy(ValueError):
     """An answer that was not read, because it is larger than it may be; `weight` bytes of it came."""
@@ -82,18 +84,19 @@ class Scale:
                 self._client.ConfirmMessageReceived(wanted)
 
 
-def pull(grid: Grid, message: str, most: int, end: float) -> list[Message]:
-    """The answer to a message, if it is there; `TooHeavy` if it is larger than `most` bytes.
+def pull(grid: Grid, message: str, most: int, end: float) -> tuple[list[Message], int]:
+    """The answer to a message, if it is there, and the bytes that came; `TooHeavy` if it is larger than `most` bytes.
 
     Flower's simulation passes objects in memory: there is nothing to pull and nothing to unpack.
     """
     client = getattr(grid, "_runtime_client", None)
     if client is None:
-        return list(grid.pull_messages([message]))
+        replies = list(grid.pull_messages([message]))
+        return replies, sum(map(wire_bytes, replies))
     scale, weighed = Scale(client, most, end), copy.copy(grid)
     weighed._client = scale
     try:
-        return list(weighed.pull_messages([message]))
+        return list(weighed.pull_messages([message])), scale.weight
     except TooHeavy:
         scale.release(weighed)
         raise

@@ -14,6 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
@@ -21,8 +22,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 import fedge
 from fedge.deploy import client_app
-from fedge.deploy.envelope import pack, unpack
-from fedge.deploy.post import FRAME, send
+from fedge.deploy.envelope import pack, unpack, wire_bytes
+from fedge.deploy.post import FRAME, _letter, send
 from fedge.deploy.scale import TooHeavy, pull
 from tests.cases import close
 from tests.deploy.test_link import ALGORITHM, FEDERATION, Yard, link_to, load
@@ -222,10 +223,29 @@ def test_an_answer_that_is_large_is_not_pulled_to_its_end() -> None:
 def test_an_answer_that_names_equal_chunks_is_read() -> None:
     """A part of zeros is honest."""
     zeros = Array("uint8", (12_000_000,), "fedge", bytes(12_000_000))
-    (reply,) = pull(
+    (reply,), _ = pull(
         grid_to(SuperLink(answer(RecordDict({"a": ArrayRecord({"b": zeros})})))), "asked", 13_000_000, soon()
     )
     assert len(reply.content.array_records["a"]["b"].data) == 12_000_000
+
+
+def test_the_bytes_of_an_answer_are_those_that_came() -> None:
+    """As our own messages are counted; an array that many records name comes once, and is not hashed for each."""
+    honest = answer(pack({"client": 2}, {"0": bytes(range(256)) * 1000}))
+    assert pull(grid_to(SuperLink(honest)), "asked", FRAME, soon())[1] == wire_bytes(honest)
+    array = Array("uint8", (400_000,), "fedge", bytes(400_000))
+    shared = answer(RecordDict({str(k): ArrayRecord({str(k): array}) for k in range(1000)}))
+    superlink = SuperLink(shared)
+    names = [name for name in superlink.objects if name != shared.object_id]
+    superlink.tree = ObjectTree(object_id=shared.object_id, children=[ObjectTree(object_id=name) for name in names])
+    assert wire_bytes(shared) == sum(map(len, superlink.objects.values())) < FRAME
+    begin = time.process_time()
+    (reply,), weight = pull(grid_to(superlink), "asked", FRAME, soon())
+    pulled = time.process_time() - begin
+    assert weight == wire_bytes(shared)
+    begin = time.process_time()
+    assert _letter(reply, 0, weight).up == weight
+    assert time.process_time() - begin < max(0.01, pulled / 10)
 
 
 def test_what_answers_may_weigh_is_what_uploads_may() -> None:
