@@ -33,7 +33,7 @@ class Scale:
     def __init__(self, client: Any, most: int, end: float) -> None:
         self._client, self._most, self._end = client, most, end
         self.weight = 0  # bytes of the objects that came
-        self._sizes: dict[str, int] = {}  # object -> bytes of its body
+        self._sizes: dict[str, int] = {}  # chunk -> bytes of its body
         self._arrays: list[list[str]] = []  # the chunks of each array, as often as they are named
         self._messages: list[str] = []
         self._lock = threading.Lock()  # Flower pulls several objects at a time
@@ -57,13 +57,18 @@ class Scale:
     def ConfirmMessageReceived(self, request: Any) -> Any:
         """Flower confirms when all objects are there, before it puts them together."""
         answer = self._client.ConfirmMessageReceived(request)
-        self._refuse_over(sum(self._sizes[chunk] for chunks in self._arrays for chunk in chunks), " once unpacked")
+        named = [chunk for chunks in self._arrays for chunk in chunks]
+        if not self._sizes.keys() >= set(named):  # Flower takes an array for a chunk, and unpacks it each time
+            raise ValueError("an array in the answer is made of what is no chunk")
+        self._refuse_over(sum(self._sizes[chunk] for chunk in named), " once unpacked")
         return answer
 
     def _weigh(self, name: str, content: bytes) -> None:
         self.weight += len(content)
         self._refuse_over(self.weight)
-        self._sizes[name] = len(content) - content.find(b"\0") - 1  # without Flower's head
+        if content.startswith(b"ArrayChunk "):
+            self._sizes[name] = len(content) - content.find(b"\0") - 1  # without Flower's head
+            return
         if content.startswith(b"Array "):
             head, _, body = content.partition(b"\0")
             children = head.decode().split(" ")[1].split(",")

@@ -207,6 +207,47 @@ def test_a_bomb_is_not_unpacked() -> None:
     assert superlink.confirmed, "the SuperLink need not keep it"
 
 
+class Crafted:
+    """Objects that Flower's own classes would not make, and the names of what is in them."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.inside: dict[str, list[str]] = {}
+
+    def put(self, kind: str, inside: list[str], body: bytes) -> str:
+        content = f"{kind} {','.join(inside)} {len(body)}\0".encode() + body
+        name = get_object_id(content)
+        self.objects[name], self.inside[name] = content, inside
+        return name
+
+    def array(self, chunk: str, times: int) -> str:
+        body = {"dtype": "uint8", "shape": [1], "stype": "fedge", "arraychunk_ids": [0] * times}
+        return self.put("Array", [chunk], json.dumps(body).encode())
+
+    def tree(self, name: str) -> ObjectTree:
+        return ObjectTree(object_id=name, children=[self.tree(one) for one in self.inside[name]])
+
+    def superlink(self, record: str) -> SuperLink:
+        empty = answer(RecordDict())
+        content = self.put("RecordDict", [record], json.dumps({"a": record}).encode())
+        root = self.put("Message", [content], empty.deflate().partition(b"\0")[2])
+        superlink = SuperLink(empty, self.objects)
+        superlink.tree, superlink.message.metadata.message_id = self.tree(root), root
+        return superlink
+
+
+def test_arrays_inside_arrays_are_not_unpacked() -> None:
+    """Flower takes an array for a chunk: of 110 kB it makes as much as the device likes."""
+    crafted = Crafted()
+    array = crafted.array(crafted.array(crafted.put("ArrayChunk", [], bytes(100_000)), 1), 200)
+    superlink = crafted.superlink(crafted.put("ArrayRecord", [array], json.dumps({"b": array}).encode()))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="an array in the answer is made of what is no chunk"):
+        pull(grid_to(superlink), "asked", FRAME, soon())
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
 def test_an_answer_that_is_large_is_not_pulled_to_its_end() -> None:
     arrays = {str(k): Array("uint8", (100_000,), "fedge", bytes([k]) * 100_000) for k in range(200)}
     superlink = SuperLink(answer(RecordDict({"a": ArrayRecord(arrays)})))
