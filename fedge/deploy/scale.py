@@ -18,6 +18,8 @@ from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import wire_bytes
 
+AROUND = 2 << 20  # bytes of an answer that are no chunks: read, they take up to thirty times their size
+
 
 class TooHeavy(ValueError):
     """An answer that was not read, because it is larger than it may be; `weight` bytes of it came."""
@@ -34,6 +36,7 @@ class Scale:
         self._client, self._most, self._end = client, most, end
         self.weight = 0  # bytes of the objects that came
         self._sizes: dict[str, int] = {}  # chunk -> bytes of its body
+        self._around = 0  # bytes of all other objects
         self._arrays: list[list[str]] = []  # the chunks of each array, as often as they are named
         self._messages: list[str] = []
         self._lock = threading.Lock()  # Flower pulls several objects at a time
@@ -69,6 +72,10 @@ class Scale:
         if content.startswith(b"ArrayChunk "):
             self._sizes[name] = len(content) - content.find(b"\0") - 1  # without Flower's head
             return
+        self._around += len(content)
+        if self._around > AROUND:
+            words = f"the answer has over {AROUND} bytes that are no uploads: it was not read"
+            raise TooHeavy(words, self.weight)
         if content.startswith(b"Array "):
             head, _, body = content.partition(b"\0")
             children = head.decode().split(" ")[1].split(",")

@@ -248,6 +248,20 @@ def test_arrays_inside_arrays_are_not_unpacked() -> None:
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize("kind", ["ConfigRecord", "Array"])
+def test_an_answer_of_other_things_than_uploads_is_not_read(kind: str) -> None:
+    """Items without anything in them, or lists in a shape: read, they take thirty times their size."""
+    crafted, body = Crafted(), b"\x0a\x00" * 1_500_000
+    if kind == "Array":
+        body = b'{"dtype":"uint8","stype":"a","arraychunk_ids":[],"shape":[' + b"[]," * 1_000_000 + b"[]]}"
+    record = crafted.put(kind, [], body)
+    record = record if kind == "ConfigRecord" else crafted.put("ArrayRecord", [record], b'{"b":"%s"}' % record.encode())
+    superlink = crafted.superlink(record)
+    with pytest.raises(TooHeavy, match="the answer has over 2097152 bytes that are no uploads"):
+        pull(grid_to(superlink), "asked", 100_000_000, soon())
+    assert superlink.confirmed
+
+
 def test_an_answer_that_is_large_is_not_pulled_to_its_end() -> None:
     arrays = {str(k): Array("uint8", (100_000,), "fedge", bytes([k]) * 100_000) for k in range(200)}
     superlink = SuperLink(answer(RecordDict({"a": ArrayRecord(arrays)})))
