@@ -22,6 +22,7 @@ from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
 from fedge.experiment import compare, parse
 from fedge.loop import cohorts
+from fedge.runs import checkpoint
 from fedge.runs.experiments import failure
 from fedge.sweep.whole import run_sweep
 from tests.cases import algorithms, close, ragged, toy_data, toy_model
@@ -422,6 +423,22 @@ def test_a_run_that_goes_on_with_other_noise_or_another_rate_keeps_what_was_spen
     assert rest.history[-1]["epsilon"] == pytest.approx(counted.get_epsilon(delta), rel=1e-9)
     assert rest.history[-1]["epsilon"] > loud.history[-1]["epsilon"]
     assert after(5.0, 7, after(0.0, 7)).history[-1]["epsilon"] is None
+
+
+def test_a_run_whose_checkpoint_has_numbers_of_sums_alone_goes_on_with_its_own_noise_and_rate(tmp_path: Path) -> None:
+    """As written before the noise was kept with every release: a run is resumed with its own settings alone."""
+    algorithm, federation = noisy(algorithms()["feddane"], 2.0, expected=5), ragged(toy_data())
+    run = fedge.train(algorithm, federation, rounds=2, cohort=5, out=tmp_path / "run")
+    content = checkpoint.load(tmp_path / "run/checkpoint.pt")
+    assert content["state"]["spent"] == {(2.0, 5 / 7, 2): 2}
+    content["state"]["spent"] = {"2": 2}
+    checkpoint.save(tmp_path / "run/checkpoint.pt", content)
+    with pytest.raises(ValueError, match="an older fedge, which does not say with what noise: start anew"):
+        algorithm.adopt(content["state"])
+    whole = fedge.train(algorithm, federation, rounds=4, cohort=5)
+    rest = fedge.train(algorithm, federation, rounds=4, cohort=5, out=tmp_path / "run", resume=True)
+    assert [r["epsilon"] for r in rest.history] == [r["epsilon"] for r in whole.history]
+    assert rest.history[:2] == run.history
 
 
 REFUSED = {

@@ -113,13 +113,22 @@ class Private(Wrapper[State]):
         """Only of a private run: what another has learned from its clients is not counted."""
         if not (isinstance(state, dict) and "spent" in state):
             raise ValueError("start is a run without noise: nothing that Private promises would hold of it")
+        if any(isinstance(one, str) for one in state["spent"]):
+            raise ValueError("start is a run of an older fedge, which does not say with what noise: start anew")
         return {"inner": self.inner.adopt(state["inner"]), "spent": dict(state["spent"])}
 
     def setup(self, state: State) -> Flow[State]:
         return (yield from self._noisy(self.inner.setup(state["inner"]), state["spent"]))
 
     def round(self, state: State) -> Flow[State]:
-        return (yield from self._noisy(self.inner.round(state["inner"]), state["spent"]))
+        return (yield from self._noisy(self.inner.round(state["inner"]), self._known(state["spent"])))
+
+    def _known(self, spent: Mapping[Any, int]) -> Spent:
+        """What was released so far. Older checkpoints say how many sums alone: with this run's own noise and rate."""
+        return {self._release_of(one): count for one, count in spent.items()}
+
+    def _release_of(self, one: Any) -> tuple[float, float, int]:
+        return (float(self.noise), self._rate, int(one)) if isinstance(one, str) else one
 
     def _noisy(self, flow: Flow[Any], before: Spent) -> Flow[State]:
         """The inner flow with noisy replies, and what it released: so many sums from each of its cohorts."""
@@ -200,7 +209,7 @@ class Private(Wrapper[State]):
         """What the inner algorithm has to say was learned from noisy replies, too."""
         assert self.clients is not None
         delta = self.clients**-1.1 if self.delta is None else self.delta
-        spent = accounting.epsilon(state["spent"], delta)
+        spent = accounting.epsilon(self._known(state["spent"]), delta)
         return {**self.inner.notes(state["inner"]), "epsilon": spent, "delta": delta}
 
     def params(self, state: State) -> Params:
