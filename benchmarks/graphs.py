@@ -7,7 +7,6 @@ python -m benchmarks.speed.table                               writes the table 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -16,11 +15,12 @@ from typing import Any
 
 import torch
 
+from benchmarks import processors
 from fedge.bench import WORKLOADS
 from fedge.bench.plain import plain_round
 from fedge.bench.timing import Round
 from fedge.bench.workloads import Workload
-from fedge.runs.folder import versions
+from fedge.engine.recording.recorder import WARM
 
 REPEATS = 5
 NAMES = ("A", "R", "R2", "L", "L2", "U", "U2", "T", "T2", "TA", "TA2")
@@ -35,7 +35,9 @@ def compare(work: Workload) -> dict[str, Any]:
     with ours.working():
         ours()
         found |= {"first": time.perf_counter() - begin, "way": ours.link.way, "peer": "plain loop, CPU time"}
-        ours(), loop()
+        for step in (ours, loop):
+            for _ in range(WARM["cpu"]):
+                step()
         for _ in range(REPEATS):
             for side, step in (("seconds", ours), ("plain", loop)):
                 begin = time.process_time()
@@ -52,12 +54,13 @@ def said(one: dict[str, Any]) -> str:
 
 
 def main(args: list[str]) -> None:
-    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"timings": {}}
-    kept |= {"versions": versions(), "threads": torch.get_num_threads()}
+    figures = processors.stored(FIGURES)
+    own = processors.own(figures, {})
+    own["threads"] = torch.get_num_threads()
     for name in args or NAMES:
-        kept["timings"][name] = compare(WORKLOADS[name])
-        FIGURES.write_text(json.dumps(kept, indent=1))
-        print(said(kept["timings"][name]), flush=True)
+        own["timings"][name] = compare(WORKLOADS[name])
+        processors.keep(FIGURES, figures)
+        print(said(own["timings"][name]), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m benchmarks.layers --page    writes the table in docs/speed.md from the
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks import processors
 from benchmarks.readme import replaced
 from benchmarks.speed.page import markdown
 from fedge.engine.recording import c_attention, c_conv, c_layer_norm, c_linear
@@ -26,7 +26,6 @@ from fedge.engine.recording.conv_source import Geometry
 from fedge.engine.recording.graph_passes import call_directly, simplify
 from fedge.engine.recording.memory_passes import reuse_memory
 from fedge.handle import attention as written
-from fedge.runs.folder import versions
 
 FIGURES = Path(__file__).parent / "layers.json"
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -147,19 +146,22 @@ def measure() -> None:
     made += [("linear", linear(*sizes)) for sizes in LINEARS]
     made += [("attention", attention(*sizes)) for sizes in ATTENTION]
     made += [("layer norm", layer_norm(*sizes)) for sizes in NORMS]
-    timings = [{"kind": kind, **compare(*one)} for kind, one in made]
-    FIGURES.write_text(json.dumps({"versions": versions(), "examples": EXAMPLES, "timings": timings}, indent=1))
+    figures = processors.stored(FIGURES)
+    own = processors.own(figures, [])
+    own["examples"], own["timings"] = EXAMPLES, [{"kind": kind, **compare(*one)} for kind, one in made]
+    processors.keep(FIGURES, figures)
 
 
 def table() -> str:
-    kept = json.loads(FIGURES.read_text())
-    head, rows = ["layer", "in C, µs", "GFLOP/s", "torch, µs", "times faster (each turn)"], []
-    for one in kept["timings"]:
+    head, rows = ["layer", "on", "in C, µs", "GFLOP/s", "torch, µs", "times faster (each turn)"], []
+    figures = processors.stored(FIGURES)
+    every = [(processors.in_short(name), one) for name, own in figures.items() for one in own["timings"]]
+    for on, one in every:
         ours, theirs = (statistics.median(one[side]) for side in ("seconds", "plain"))
         turns = sorted(b / a for a, b in zip(one["seconds"], one["plain"], strict=True))
         faster = f"{theirs / ours:.2f} ({turns[0]:.2f} to {turns[-1]:.2f})"
         speed = f"{2e-9 * one['products'] / ours:.0f}" if one["products"] else ""
-        rows.append([f"{one['kind']}, {one['layer']}", f"{1e6 * ours:.0f}", speed, f"{1e6 * theirs:.0f}", faster])
+        rows.append([f"{one['kind']}, {one['layer']}", on, f"{1e6 * ours:.0f}", speed, f"{1e6 * theirs:.0f}", faster])
     return markdown(head, rows)
 
 

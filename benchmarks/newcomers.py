@@ -11,7 +11,6 @@ of one and the same program differ by.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import processors
 from fedge import models
 from fedge.algorithms import FedAvg
 from fedge.bench.networks import TIMES, WORDS
@@ -35,13 +35,14 @@ from fedge.engine.recording.recorder import WARM
 from fedge.federation import Federation
 from fedge.handle.module import check_module
 from fedge.loop import cohorts
-from fedge.runs.folder import versions
 
 SHORT = ("residual", "lstm", "gru", "transformer", "tied")  # models of the short runs
 
 REPEATS, SPAN, SLACK = 5, 0.1, 0.95
 RUNS, ROUNDS, MOST = 3, 20, 200  # short runs, how short they are, and what their clients have less of
 FIGURES = Path(__file__).parent / "newcomers.json"
+# Known to be slower, by processor: one step of millions of weights is reading and writing them; checks read them again.
+LOSES = {"Intel(R) Xeon(R) Processor, 2 threads": {"large layers, 10"}}
 
 
 class Residual(nn.Module):
@@ -321,14 +322,14 @@ def whole(work: Workload) -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     torch.set_num_threads(1)
-    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"timings": {}}
-    kept |= {"versions": versions(), "threads": 1}
+    figures = processors.stored(FIGURES)
+    timings = processors.own(figures, {})["timings"]
     slower = []
     for name in args or MODELS:
         for each in sizes(name):
             one = compare(workload(name, each)) if each else whole(workload(name, each))
-            kept["timings"][one["workload"]] = one
-            FIGURES.write_text(json.dumps(kept, indent=1))
+            timings[one["workload"]] = one
+            processors.keep(FIGURES, figures)
             print(f"{one['workload']}: {ratio(one):.2f} times the loop, in the way '{one['way']}'", flush=True)
             slower += [one["workload"]] if ratio(one) < SLACK else []
     print(f"slower than the loop: {'; '.join(slower) or 'none'}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import graphs, newcomers
+from benchmarks import graphs, newcomers, processors
 from benchmarks.readme import replaced
 from fedge.bench import WORKLOADS
 
@@ -105,24 +105,26 @@ def jax() -> Iterator[Row]:
 
 
 def nets() -> Iterator[Row]:
-    kept = json.loads(graphs.FIGURES.read_text("utf-8"))["timings"]
-    for name in (name for name in graphs.NAMES if name in kept):
-        again = (
-            "python -m benchmarks.graphs {}"
-            if "CPU time" in kept[name].get("peer", "")
-            else "fedge bench {} --device cpu"
-        )
-        command = f"OMP_NUM_THREADS=1 {again.format(name)}"
-        yield of(kept[name], ONE, kept[name]["way"], "graphs.json", command)
+    for processor, own in processors.stored(graphs.FIGURES).items():
+        timings, on = own["timings"], f"{ONE}, {processors.in_short(processor)}"
+        for name in (name for name in graphs.NAMES if name in timings):
+            command = f"OMP_NUM_THREADS=1 python -m benchmarks.graphs {name}"
+            yield of(timings[name], on, timings[name]["way"], "graphs.json", command)
 
 
 def brought() -> Iterator[Row]:
     """Models as newcomers bring them."""
     command = "OMP_NUM_THREADS=1 python -m benchmarks.newcomers"
-    for one in json.loads(newcomers.FIGURES.read_text("utf-8"))["timings"].values():
-        name, times = one["workload"].rsplit(", ", 1)[0], (one["seconds"], "plain loop, CPU time", one["plain"])
+    every = [
+        (processor, one)
+        for processor, own in processors.stored(newcomers.FIGURES).items()
+        for one in own["timings"].values()
+    ]
+    for processor, one in every:
+        on, name = f"{ONE}, {processors.in_short(processor)}", one["workload"].rsplit(", ", 1)[0]
         where = ("newcomers.json", f"{command} '{name}'" if " " in name else f"{command} {name}")
-        yield Row(ONE, one["workload"], one["way"], *times, *where, first=one["first"], title=one["title"])
+        times = (one["seconds"], "plain loop, CPU time", one["plain"])
+        yield Row(on, one["workload"], one["way"], *times, *where, first=one["first"], title=one["title"])
 
 
 def on_a_gpu() -> Iterator[Row]:
