@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import fedge
-from fedge.engine import Simulator
 from fedge.engine.recording import c_attention, c_dropout, c_layer_norm, c_library
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
 from fedge.engine.recording.stacked_layers import stacked_in_c
@@ -23,6 +21,7 @@ from fedge.handle import attention
 from fedge.handle.addressed_dropout import scaled_mask
 from fedge.handle.stacked import Stacked
 from tests.cases import close, generator, goes_on_as_it_began
+from tests.in_c import drawn, forget, fresh_cache, is_used_unless_told_otherwise, trained
 from tests.networks import NETWORKS, federation
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
@@ -30,22 +29,7 @@ NETWORK = NETWORKS["transformer"]
 PROGRAMS = (c_attention.program, c_layer_norm.program, c_dropout.program)
 
 
-def forget() -> None:
-    for program in PROGRAMS:
-        program.cache_clear()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        forget()
-        yield
-    forget()
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+own_cache = fresh_cache(*PROGRAMS)
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -226,25 +210,8 @@ def test_what_has_no_program_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -
     assert c_attention.product_attention(q[0], q[0], q[0]) is NotImplemented
 
 
-def algorithm() -> fedge.FedAvg:
-    return fedge.FedAvg(NETWORK.module().float(), epochs=1, batch_size=4, lr=0.1)
-
-
-def uses_c(link: Simulator) -> bool:
-    fedge.train(link.algorithm, federation(NETWORK), rounds=1, link=link)
-    return "layers" in link.settings()
-
-
 def test_runs_use_them_unless_told_otherwise() -> None:
-    own, shared = algorithm(), federation(NETWORK)
-    links = {flag: Simulator(own, shared, way="stacked", compile=flag) for flag in (None, True, False)}
-    assert {flag: uses_c(link) for flag, link in links.items()} == {None: True, True: True, False: False}
-    ends = {
-        flag: fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked", compile=flag)).params
-        for flag in links
-    }
-    assert 0 < close(ends[None], ends[False]) < 1e-5
-    assert close(ends[None], ends[True]) == 0
+    is_used_unless_told_otherwise(NETWORK)
 
 
 def test_dropout_within_attention_is_that_of_the_other_ways() -> None:
@@ -266,7 +233,7 @@ def test_double_precision_and_other_networks_have_none() -> None:
 
 
 def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
-    goes_on_as_it_began(algorithm(), federation(NETWORK), tmp_path, way="stacked")
+    goes_on_as_it_began(trained(NETWORK), federation(NETWORK), tmp_path, way="stacked")
 
 
 def test_without_a_program_torch_computes_them(
@@ -277,16 +244,16 @@ def test_without_a_program_torch_computes_them(
     def nothing(text: str) -> Any:
         raise NoCompiler("no C compiler")
 
-    own, shared = algorithm(), federation(NETWORK)
+    own, shared = trained(NETWORK), federation(NETWORK)
     monkeypatch.setattr(c_library, "_TOLD", set())
     for module in (c_attention, c_layer_norm, c_dropout):
         monkeypatch.setattr(module, "load", nothing)
-    forget()
+    forget(*PROGRAMS)
     try:
         with caplog.at_level(logging.INFO, "fedge"):
             run = fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked"))
     finally:
-        forget()
+        forget(*PROGRAMS)
     plain = fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked", compile=False))
     assert close(run.params, plain.params) < 1e-6
     assert caplog.text.count("attention and layer norms are computed by torch's operations: no C compiler") == 1

@@ -24,6 +24,7 @@ from fedge.engine.recording.pooled_layer import joined
 from fedge.handle import GraphHandle, Handle, WrittenHandle, parameters
 from fedge.losses import cross_entropy
 from tests.cases import close, generator, goes_on_as_it_began
+from tests.in_c import drawn, forget, fresh_cache
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
 CACHED: tuple[Any, ...] = (c_conv.program, c_linear.program, c_linear.is_there, c_norm.program, c_pooled.program)
@@ -37,22 +38,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def forget() -> None:
-    for known in CACHED:
-        known.cache_clear()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        forget()
-        yield
-    forget()
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+own_cache = fresh_cache(*CACHED)
 
 
 def agrees(found: Any, expected: Any, limit: float) -> None:
@@ -344,10 +330,10 @@ def test_without_a_compiler_torch_computes_them(
     for module in (c_conv, c_linear, c_norm, c_pooled):
         monkeypatch.setattr(module, "load", nothing)
     monkeypatch.setattr(c_library, "_TOLD", set())
-    forget()
+    forget(*CACHED)
     with caplog.at_level(logging.INFO, "fedge"):
         run = fedge.train(algorithm(chain, torch.float64), shared(), rounds=1, engine=fedge.Engine(workers=1))
-    forget()
+    forget(*CACHED)
     said = [line for line in caplog.text.splitlines() if "no C compiler" in line]
     assert len([line for line in said if "linear layers are computed by torch's operations" in line]) == 1
     assert len([line for line in said if "convolutions are computed by torch's operations" in line]) >= 1

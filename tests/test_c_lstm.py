@@ -19,24 +19,15 @@ import fedge
 from fedge.engine import Simulator
 from fedge.engine.recording import c_library, c_lstm
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
-from tests.cases import close, generator, goes_on_as_it_began
+from tests.cases import goes_on_as_it_began
+from tests.in_c import drawn, fresh_cache, is_used_unless_told_otherwise, trained, uses_c
 from tests.networks import NETWORKS, federation
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
 NETWORK = NETWORKS["lstm"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        c_lstm.library.cache_clear()
-        yield
-    c_lstm.library.cache_clear()
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+own_cache = fresh_cache(c_lstm.library)
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -98,37 +89,20 @@ def test_small_values_keep_their_digits() -> None:
     assert float(((found - expected) / expected).abs().max()) < 1e-6
 
 
-def algorithm() -> fedge.FedAvg:
-    return fedge.FedAvg(NETWORK.module().float(), epochs=1, batch_size=4, lr=0.1)
-
-
-def uses_c(link: Simulator) -> bool:
-    fedge.train(link.algorithm, federation(NETWORK), rounds=1, link=link)
-    return "layers" in link.settings()
-
-
 def test_runs_use_them_unless_told_otherwise() -> None:
-    own, shared = algorithm(), federation(NETWORK)
-    links = {flag: Simulator(own, shared, way="stacked", compile=flag) for flag in (None, True, False)}
-    assert {flag: uses_c(link) for flag, link in links.items()} == {None: True, True: True, False: False}
-    ends = {
-        flag: fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked", compile=flag)).params
-        for flag in links
-    }
-    assert 0 < close(ends[None], ends[False]) < 1e-5
-    assert close(ends[None], ends[True]) == 0
+    is_used_unless_told_otherwise(NETWORK)
 
 
 def test_double_precision_is_left_to_torch() -> None:
     own = fedge.FedAvg(NETWORK.module(), epochs=1, batch_size=4)
-    assert not uses_c(Simulator(own, federation(NETWORK), way="stacked"))
+    assert not uses_c(Simulator(own, federation(NETWORK), way="stacked"), NETWORK)
     args = [one.double() for one in (drawn(2, 3, 4, 5, seed=0), *[drawn(2, 3, 6, seed=1)] * 2)]
     weights = [drawn(2, 24, 5, seed=2), drawn(2, 24, 6, seed=3)]
     assert c_lstm.many(*args, *weights)[0].dtype == torch.float64
 
 
 def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
-    goes_on_as_it_began(algorithm(), federation(NETWORK), tmp_path, way="stacked")
+    goes_on_as_it_began(trained(NETWORK), federation(NETWORK), tmp_path, way="stacked")
 
 
 def test_without_a_compiler_torch_computes_them(
@@ -141,7 +115,7 @@ def test_without_a_compiler_torch_computes_them(
     c_lstm.library.cache_clear()
     try:
         with caplog.at_level(logging.INFO, "fedge"):
-            assert not uses_c(Simulator(algorithm(), federation(NETWORK), way="stacked"))
+            assert not uses_c(Simulator(trained(NETWORK), federation(NETWORK), way="stacked"), NETWORK)
     finally:
         c_lstm.library.cache_clear()
     assert "LSTM layers are computed by torch's operations: no C compiler" in caplog.text
@@ -204,7 +178,7 @@ def test_a_broken_compiler_or_home_is_gone_without(
 ) -> None:
     """With one line in the log; whoever asks for C is told why there is none."""
     break_it(monkeypatch, tmp_path)
-    own, shared = algorithm(), federation(NETWORK)
+    own, shared = trained(NETWORK), federation(NETWORK)
     with caplog.at_level(logging.INFO, "fedge"):
         run = fedge.train(own, shared, rounds=2, engine=fedge.Engine(way="stacked"))
     assert run.rounds == 2

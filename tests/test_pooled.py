@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import fedge
 from fedge.core import Batch
@@ -22,6 +22,7 @@ from fedge.engine.recording.pooled_layer import PooledConv, joined
 from fedge.handle import Handle, WrittenHandle, parameters
 from fedge.losses import cross_entropy
 from tests.cases import close, generator, goes_on_as_it_began
+from tests.in_c import drawn, fresh_cache
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
 
@@ -34,17 +35,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        c_pooled.program.cache_clear()
-        yield
-    c_pooled.program.cache_clear()
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+own_cache = fresh_cache(c_pooled.program)
 
 
 # channels, outputs, height, width, kernel, padding, pool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,12 @@ from fedge.handle import GraphHandle, Handle, parameters
 from fedge.handle.turned import is_blind
 from fedge.losses import cross_entropy
 from tests.cases import close, generator, goes_on_as_it_began
+from tests.in_c import drawn, fresh_cache
 
 pytestmark = pytest.mark.skipif(not there_is_a_compiler(), reason="no C compiler on this machine")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        c_norm.program.cache_clear()
-        yield
-    c_norm.program.cache_clear()
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+own_cache = fresh_cache(c_norm.program)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
