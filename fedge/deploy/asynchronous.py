@@ -20,6 +20,7 @@ from fedge.algorithms.asynchronous import Arrivals, Asynchronous
 from fedge.combine import Gather
 from fedge.core import Ask, At, Drop, Params, Progress
 from fedge.deploy.client import WORK
+from fedge.deploy.envelope import stamp
 from fedge.deploy.post import Letter, Posting
 from fedge.engine.links import wire
 from fedge.engine.links.collector import Collector
@@ -198,7 +199,7 @@ class Abroad:
         collector = link._open(at, ask, torch.tensor([client]))
         collector.intake.compared_with(self._usual)
         parts = {0: wire.encode(collector.requests[client])}
-        content, most = link._request(at, (ask,), client, parts), {node: collector.most(client)}
+        content, most = link._request(at, (ask,), client, parts, stamp()), {node: collector.most(client)}
         posting = Posting(link.grid, WORK, {node: content}, deadline=link.deadline, group=str(self.round), most=most)
         self._book(clients=1, down=collector.down, wire_down=posting.down[node])
         self._away[client] = Away(

@@ -21,7 +21,7 @@ from fedge.checks import positive
 from fedge.core import Algorithm, Ask, At, Examples, Progress, Share
 from fedge.deploy.asynchronous import Abroad
 from fedge.deploy.client import KEEP, WORK
-from fedge.deploy.envelope import opened, pack, short
+from fedge.deploy.envelope import opened, pack, short, stamp
 from fedge.deploy.outage import Outages
 from fedge.deploy.post import Letter, send
 from fedge.deploy.roster import Roster
@@ -135,7 +135,8 @@ class FlowerLink(MessageLink):
         begin = time.perf_counter()
         nodes = {client: self.roster.node(client) for client in requests}
         there = {node: client for client, node in nodes.items() if node is not None}
-        contents = {node: self._request(at, asks, client, requests[client]) for node, client in there.items()}
+        once = stamp()
+        contents = {node: self._request(at, asks, client, requests[client], once) for node, client in there.items()}
         most = {node: self.most[client] for node, client in there.items()}
         letters = send(self.grid, WORK, contents, deadline=self.deadline, group=str(at.round), most=most)
         self._told = {}
@@ -182,7 +183,7 @@ class FlowerLink(MessageLink):
         for client, rows in self.roster.rows.items():
             self.directory.told(client, rows[self.label])
 
-    def _request(self, at: At, asks: tuple[Ask, ...], client: int, parts: Parts) -> RecordDict:
+    def _request(self, at: At, asks: tuple[Ask, ...], client: int, parts: Parts, once: bytes) -> RecordDict:
         wanted = {str(position): [list(asks[position].tasks), list(asks[position].reuse)] for position in parts}
         blobs = {str(position): blob for position, blob in parts.items()}
         if client in self._owed:
@@ -198,7 +199,7 @@ class FlowerLink(MessageLink):
             head["void"] = self._void[client]
         if client in self._since:
             head["void_since"] = self._since[client]
-        return pack(head, blobs)
+        return pack(head, blobs, once)
 
     def settings(self) -> dict[str, Any]:
         void = {client: list(known) for client, known in self._void.items()}
@@ -263,7 +264,8 @@ class FlowerLink(MessageLink):
         self._shared = (f"{self.label}/{at.seed}/{at.round}/{at.phase}", self._packed(self.pool.shared))
         self._meet()
         clients = {node: client for client in self.roster.nodes if (node := self.roster.node(client)) is not None}
-        contents = {n: pack({"shared": self._shared[0]}, {"shared": self._portion(k)}) for n, k in clients.items()}
+        head, once = {"shared": self._shared[0]}, stamp()
+        contents = {n: pack(head, {"shared": self._portion(k)}, once) for n, k in clients.items()}
         letters = send(self.grid, KEEP, contents, deadline=self.deadline)
         self._owed = set(range(self.pool.clients))
         for node, letter in letters.items():

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
@@ -22,13 +23,14 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 import fedge
 from fedge.deploy import client_app
-from fedge.deploy.envelope import pack, unpack, wire_bytes
+from fedge.deploy.envelope import allow, pack, stamp, unpack, wire_bytes
 from fedge.deploy.post import FRAME, _letter, send
 from fedge.deploy.scale import TooHeavy, pull
 from tests.cases import close
 from tests.deploy.test_link import ALGORITHM, FEDERATION, Yard, link_to, load
 
 NODE, CLIENT = 102, 2
+MODEL = bytes(range(256)) * 24_000  # two chunks
 
 
 def spoilt(yard: Yard, what: Callable[[Message], Any]) -> None:
@@ -325,3 +327,26 @@ def test_a_head_has_a_limit_too() -> None:
     superlink = SuperLink(heavy)
     with pytest.raises(TooHeavy):
         pull(grid_to(superlink), "asked", FRAME, soon())
+
+
+def test_nobody_can_name_the_objects_of_the_next_message() -> None:
+    """Flower's SuperLink believes what a node says is in an object, and then refuses, or holds back, all that have it.
+
+    Greetings say the same to all, and all messages of a run how long an answer may take.
+    """
+
+    def named(once: bytes) -> set[str]:
+        return set(get_all_nested_objects(answer(allow(pack({"labels": [""]}, {"0": MODEL}, once), 600.0))))
+
+    # message, content, two records of values; record of arrays, array, two chunks
+    assert len(named(stamp()) | named(stamp())) == 2 * 8
+    one = stamp()
+    assert len(named(one) & named(one)) == 4, "the model is pushed once for all clients of a phase"
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 16, CHUNK - 15, 2 * CHUNK])
+def test_stamps_do_not_change_what_is_sent(size: int) -> None:
+    blob = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    array = pack({}, {"0": blob}, stamp()).array_records["fedge.blobs"]["0"]
+    assert len(array.data) == size + 16 * max(1, -(-size // (CHUNK - 16)))
+    assert unpack(pack({}, {"0": blob}, stamp()))[1]["0"] == unpack(pack({}, {"0": blob}))[1]["0"] == blob
