@@ -27,6 +27,14 @@ from fedge.runs.experiments import is_run
 from fedge.runs.run import Run
 
 
+def shown(line: str) -> None:
+    """Print a line, with escapes in place of letters that standard output does not have: nodes say some of it."""
+    try:
+        print(line)
+    except UnicodeEncodeError:
+        print(line.encode("ascii", "backslashreplace").decode())
+
+
 def serve(
     grid: Grid,
     algorithm: Algorithm[S],
@@ -36,7 +44,7 @@ def serve(
     wait: float = 120.0,
     deadline: float = 600.0,
     min_replies: int = 1,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = shown,
     keys: Path | str | None = None,
     **training: Any,
 ) -> Run[S]:

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedge
 from fedge.core import At
-from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, envelope, flower, memory
+from fedge.deploy import FlowerLink, NodesMissing, Roster, client_app, envelope, flower, memory, serve
 from fedge.deploy import roster as roster_module
 from fedge.deploy.client import rows_of
 from fedge.deploy.envelope import allowed, pack, unpack, wire_bytes
@@ -599,6 +599,24 @@ def test_a_head_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def with_content(reply: Message, content: RecordDict) -> Message:
     reply.content = content
     return reply
+
+
+def test_a_letter_that_the_output_does_not_have_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node says of itself is printed, and the output may be in the letters of one half of Europe."""
+    yard = Yard(client_app(ALGORITHM, load))
+
+    def fault(reply: Message) -> Message:
+        if "rows" in unpack(reply.content)[0]:
+            reply.content = pack({"client": 2, "error": "\u4f60\u597d"})
+        return reply
+
+    yard.faults[102] = fault
+    with io.TextIOWrapper(io.BytesIO(), "latin-1") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        run = serve(yard, ALGORITHM, FEDERATION, nodes=CLIENTS - 1, wait=1.0, deadline=5.0, rounds=1, seed=0)
+        output.seek(0)
+        assert r"node 102 is left out: \u4f60\u597d" in output.read()
+    assert [drop["client"] for drop in run.history[0]["dropped"]] == [2]
 
 
 def test_who_a_node_is_must_be_clear() -> None:
