@@ -11,13 +11,16 @@ import copy
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import wire_bytes
 
+AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before a SuperLink that is too busy to answer is asked again
 AROUND = 2 << 20  # bytes of an answer that are no chunks: read, they take up to thirty times their size
 
 
@@ -45,26 +48,37 @@ class Scale:
         return getattr(self._client, name)
 
     def PullMessages(self, request: Any) -> Any:
-        answer = self._client.PullMessages(request)
+        answer = self._patiently(self._client.PullMessages, request)
         self._messages = [message.metadata.message_id for message in answer.messages_list]
         return answer
 
     def PullObject(self, request: Any) -> Any:
         if time.monotonic() > self._end:
             raise TimeoutError("there is no time left to pull the answer")
-        answer = self._client.PullObject(request)
+        answer = self._patiently(self._client.PullObject, request)
         with self._lock:
             self._weigh(request.object_id, answer.object_content)
         return answer
 
     def ConfirmMessageReceived(self, request: Any) -> Any:
         """Flower confirms when all objects are there, before it puts them together."""
-        answer = self._client.ConfirmMessageReceived(request)
+        answer = self._patiently(self._client.ConfirmMessageReceived, request)
         named = [chunk for chunks in self._arrays for chunk in chunks]
         if not self._sizes.keys() >= set(named):  # Flower takes an array for a chunk, and unpacks it each time
             raise ValueError("an array in the answer is made of what is no chunk")
         self._refuse_over(sum(self._sizes[chunk] for chunk in named), " once unpacked")
         return answer
+
+    def _patiently(self, call: Callable[[Any], Any], request: Any) -> Any:
+        """While its database is taken, by another node's list of objects say, a SuperLink answers HTTP 500."""
+        for pause in AGAIN:
+            try:
+                return call(request)
+            except httpx.HTTPStatusError as error:
+                if not error.response.is_server_error or time.monotonic() + pause > self._end:
+                    raise
+            time.sleep(pause)
+        return call(request)
 
     def _weigh(self, name: str, content: bytes) -> None:
         self.weight += len(content)

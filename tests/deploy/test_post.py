@@ -209,6 +209,37 @@ def test_a_bomb_is_not_unpacked() -> None:
     assert superlink.confirmed, "the SuperLink need not keep it"
 
 
+@pytest.mark.parametrize("name", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
+def test_a_superlink_that_is_busy_is_asked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node's answer of many objects keeps its database for seconds: the others' answers must not be lost for it."""
+    monkeypatch.setattr("fedge.deploy.scale.AGAIN", (0.01, 0.01))
+    superlink = SuperLink(answer(pack({"client": 2}, {"0": b"model"})))
+    real, codes = getattr(superlink, name), iter([500, 503])
+
+    def busy(request: Any) -> Any:
+        if code := next(codes, 0):
+            raise status(code)
+        return real(request)
+
+    setattr(superlink, name, busy)
+    (reply,), _ = pull(grid_to(superlink), "asked", FRAME, soon())
+    assert unpack(reply.content) == ({"client": 2}, {"0": b"model"})
+
+
+def test_what_a_superlink_refuses_is_not_asked_again() -> None:
+    superlink = SuperLink(answer(pack({"client": 2})))
+    asked: list[Any] = []
+
+    def refused(request: Any) -> Any:
+        asked.append(request)
+        raise status(404)
+
+    superlink.PullObject = refused  # type: ignore[method-assign]
+    with pytest.raises(httpx.HTTPStatusError):
+        pull(grid_to(superlink), "asked", FRAME, soon())
+    assert len(asked) <= 2, "two objects are pulled at a time"
+
+
 class Crafted:
     """Objects that Flower's own classes would not make, and the names of what is in them."""
 
