@@ -23,7 +23,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import allow, short, wire_bytes
-from fedge.deploy.scale import TooHeavy, pull
+from fedge.deploy.scale import Unread, pull
 
 log = logging.getLogger(__name__)
 PAUSE = 0.2  # seconds between two looks for an answer
@@ -98,8 +98,8 @@ class Posting:
         try:
             self.grid.get_node_ids()
         except BaseException:
-            return error
-        if isinstance(error, TooHeavy):
+            return error.__cause__ or error
+        if isinstance(error, Unread):
             return Letter(None, str(error), self.down[node], error.weight)
         what = short(f"{type(error).__name__}: {error}")
         return Letter(None, f"the message cannot be read: {what}", self.down[node], 0)

@@ -18,18 +18,22 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedge.deploy.envelope import wire_bytes
+from fedge.deploy.envelope import short, wire_bytes
 
 AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before a SuperLink that is too busy to answer is asked again
 AROUND = 2 << 20  # bytes of an answer that are no chunks: read, they take up to thirty times their size
 
 
-class TooHeavy(ValueError):
-    """An answer that was not read, because it is larger than it may be; `weight` bytes of it came."""
+class Unread(ValueError):
+    """An answer that was not read, and why; `weight` bytes of it came."""
 
     def __init__(self, words: str, weight: int) -> None:
         super().__init__(words)
         self.weight = weight
+
+
+class TooHeavy(Unread):
+    """It is larger than it may be."""
 
 
 class Scale:
@@ -113,6 +117,8 @@ class Scale:
 def pull(grid: Grid, message: str, most: int, end: float) -> tuple[list[Message], int]:
     """The answer to a message, if it is there, and the bytes that came; `TooHeavy` if it is larger than `most` bytes.
 
+    One that Flower cannot put together is `Unread`; what goes wrong between the SuperLink and here is raised as it is.
+
     Flower's simulation passes objects in memory: there is nothing to pull and nothing to unpack.
     """
     client = getattr(grid, "_runtime_client", None)
@@ -126,3 +132,8 @@ def pull(grid: Grid, message: str, most: int, end: float) -> tuple[list[Message]
     except TooHeavy:
         scale.release(weighed)
         raise
+    except (httpx.TransportError, OSError):
+        raise
+    except Exception as error:
+        what = short(f"{type(error).__name__}: {error}")
+        raise Unread(f"the message cannot be read: {what}", scale.weight) from error

@@ -25,7 +25,7 @@ import fedge
 from fedge.deploy import client_app
 from fedge.deploy.envelope import allow, pack, stamp, unpack, wire_bytes
 from fedge.deploy.post import FRAME, _letter, send
-from fedge.deploy.scale import TooHeavy, pull
+from fedge.deploy.scale import TooHeavy, Unread, pull
 from tests.cases import close
 from tests.deploy.test_link import ALGORITHM, FEDERATION, Yard, link_to, load
 
@@ -235,7 +235,7 @@ def test_what_a_superlink_refuses_is_not_asked_again() -> None:
         raise status(404)
 
     superlink.PullObject = refused  # type: ignore[method-assign]
-    with pytest.raises(httpx.HTTPStatusError):
+    with pytest.raises(Unread, match="HTTPStatusError: HTTP 404"):
         pull(grid_to(superlink), "asked", FRAME, soon())
     assert len(asked) <= 2, "two objects are pulled at a time"
 
@@ -279,6 +279,22 @@ def test_arrays_inside_arrays_are_not_unpacked() -> None:
         pull(grid_to(superlink), "asked", FRAME, soon())
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
+
+
+def test_the_bytes_of_what_cannot_be_read_are_booked() -> None:
+    """Chunks where Flower wants a record: all of it came."""
+    crafted = Crafted()
+    superlink = crafted.superlink(crafted.put("ArrayChunk", [], bytes(500_000)))
+    calls = {
+        "GetNodes": SimpleNamespace(nodes=[]),
+        "PushMessages": SimpleNamespace(message_ids=["asked"], objects_to_push=[], session_id=""),
+        "PushObject": SimpleNamespace(stored=True),
+    }
+    for name, answered in calls.items():
+        setattr(superlink, name, lambda request, answered=answered: answered)
+    letter = send(grid_to(superlink), "train.work", {7: pack({})}, deadline=10.0)[7]
+    assert letter.lost.startswith("the message cannot be read: ValueError: `Children` are expected")
+    assert letter.up == sum(map(len, crafted.objects.values())) > 500_000
 
 
 @pytest.mark.parametrize("kind", ["ConfigRecord", "Array"])
