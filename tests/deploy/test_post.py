@@ -22,11 +22,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 import fedge
-from fedge.deploy import client_app
+from fedge.deploy import client_app, post
 from fedge.deploy.envelope import allow, pack, stamp, unpack, wire_bytes
 from fedge.deploy.post import FRAME, _letter, send
 from fedge.deploy.scale import TooHeavy, Unread, pull
-from tests.cases import close
+from tests.cases import algorithms, close
 from tests.deploy.test_link import ALGORITHM, FEDERATION, Yard, link_to, load
 
 NODE, CLIENT = 102, 2
@@ -397,3 +397,28 @@ def test_stamps_do_not_change_what_is_sent(size: int) -> None:
     array = pack({}, {"0": blob}, stamp()).array_records["fedge.blobs"]["0"]
     assert len(array.data) == size + 16 * max(1, -(-size // (CHUNK - 16)))
     assert unpack(pack({}, {"0": blob}, stamp()))[1]["0"] == unpack(pack({}, {"0": blob}))[1]["0"] == blob
+
+
+def test_no_part_of_a_message_is_booked_below_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer names one chunk many times: what it unpacks to is more than came."""
+    algorithm = algorithms()["fedper"]  # two asks in a phase
+    real = post.pull
+
+    def packed(grid: Any, message: str, most: int, end: float) -> tuple[list[Message], int]:
+        replies, up = real(grid, message, most, end)
+        if replies and replies[0].metadata.src_node_id == NODE and is_work(replies[0]):
+            head, blobs = unpack(replies[0].content)
+            replies[0].content = pack(head, blobs | {max(blobs): bytes(1_000_000)})
+            return replies, 4_000
+        return replies, up
+
+    whole = fedge.train(
+        algorithm, FEDERATION, rounds=1, seed=0, link=link_to(Yard(client_app(algorithm, load)), algorithm)
+    )
+    monkeypatch.setattr(post, "pull", packed)
+    run = fedge.train(
+        algorithm, FEDERATION, rounds=1, seed=0, link=link_to(Yard(client_app(algorithm, load)), algorithm)
+    )
+    assert {drop["client"] for drop in run.history[0]["dropped"]} == {CLIENT}
+    assert all(row.wire_up is not None and row.wire_up > 0 for row in run.ledger)
+    assert abs(run.ledger.wire()["up"] - whole.ledger.wire()["up"]) < 4_000

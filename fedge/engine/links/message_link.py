@@ -132,13 +132,12 @@ class MessageLink(BaseLink):
 
     def _take(self, client: int, sent: Parts, mail: Mail, collectors: list[Collector]) -> None:
         """Every ask of the phase gets its part of the answer; framing is booked to the first of them."""
-        first = True
-        for position, blob in sent.items():
-            collector, answer = collectors[position], mail.parts.get(position, b"")
+        answers = {position: mail.parts.get(position, b"") for position in sent}
+        down, up = _shares(mail.wire_down, sent), _shares(mail.wire_up, answers)
+        for position, answer in answers.items():
+            collector = collectors[position]
             if mail.wire_down:
-                framing = (mail.wire_down - _size(sent), mail.wire_up - _size(mail.parts)) if first else (0, 0)
-                collector.travelled(len(blob) + framing[0], len(answer) + framing[1])
-            first = False
+                collector.travelled(down[position], up[position])
             if mail.lost is not None:
                 collector.lose(client, mail.lost, sent=mail.wire_down > 0)
                 continue
@@ -166,8 +165,13 @@ class MessageLink(BaseLink):
         return answers, dropped
 
 
-def _size(parts: Parts) -> int:
-    return sum(map(len, parts.values()))
+def _shares(whole: int, parts: Parts) -> dict[int, int]:
+    """The bytes of a message by part: its own, and framing to the first. What is there twice may have come once."""
+    found, left = dict.fromkeys(parts, 0), whole
+    for position in list(parts)[1:]:
+        found[position] = min(len(parts[position]), left)
+        left -= found[position]
+    return found | dict.fromkeys(list(parts)[:1], left)
 
 
 def parse(blob: bytes, most: int, frame: int = wire.HEAD) -> Answer:
