@@ -20,6 +20,7 @@ from typing import NamedTuple
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import allow, short, wire_bytes
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 PAUSE = 0.2  # seconds between two looks for an answer
 AT_ONCE = 16  # nodes up to which that holds; with more of them, each is looked at less often
 KEPT = 2  # deadlines for which Flower keeps a message: the first may be spent on sending it
-AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before messages are handed over again that were not taken
+AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before what the SuperLink did not take, or say, is tried again
 FRAME = 1 << 20  # bytes of an answer beside its uploads: its head, and what Flower adds
 GRID = (httpx.TransportError, OSError)  # of these no device is the cause
 
@@ -96,7 +97,7 @@ class Posting:
         if not isinstance(error, Exception) or (isinstance(error, GRID) and not isinstance(error, TimeoutError)):
             return error
         try:
-            self.grid.get_node_ids()
+            connected(self.grid)
         except BaseException:
             return error.__cause__ or error
         if isinstance(error, Unread):
@@ -143,6 +144,18 @@ def send(
     `most` is how many bytes the uploads of a node may have; without it an answer is a head alone.
     """
     return Posting(grid, kind, contents, deadline=deadline, group=group, most=most).take(math.inf)
+
+
+def connected(grid: Grid) -> list[NodeInfo]:
+    """The nodes that are connected; a SuperLink that is too busy to say so is asked again."""
+    for pause in AGAIN:
+        try:
+            return list(grid.get_nodes())
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error:
+                raise
+        time.sleep(pause)
+    return list(grid.get_nodes())
 
 
 def _push(grid: Grid, messages: list[Message]) -> list[str]:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedge.deploy.client import HELLO
 from fedge.deploy.envelope import opened, pack, short
 from fedge.deploy.identity import Identities
-from fedge.deploy.post import Letter, Posting
+from fedge.deploy.post import Letter, Posting, connected
 from fedge.deploy.silence import Silence
 from fedge.engine.links.wire import KEY
 
@@ -97,7 +97,7 @@ class Roster:
         the algorithm that looks, by its `label` (None: to all of them). Without `probe` nobody waits for a node that
         was silent: others are at work meanwhile.
         """
-        nodes = list(self.grid.get_nodes())
+        nodes = connected(self.grid)
         self._online = {node.node_id for node in nodes}
         for node in nodes:
             self.identities.met(node.node_id, node.public_key)

@@ -422,3 +422,19 @@ def test_no_part_of_a_message_is_booked_below_zero(monkeypatch: pytest.MonkeyPat
     assert {drop["client"] for drop in run.history[0]["dropped"]} == {CLIENT}
     assert all(row.wire_up is not None and row.wire_up > 0 for row in run.ledger)
     assert abs(run.ledger.wire()["up"] - whole.ledger.wire()["up"]) < 4_000
+
+
+def test_a_superlink_that_is_too_busy_to_name_its_nodes_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "AGAIN", (0.01,))
+    yard = Yard(client_app(ALGORITHM, load))
+    link = link_to(yard, ALGORITHM)
+    real, codes = yard.get_nodes, iter([0, 500, 0, 503])
+
+    def nodes() -> Iterable[Any]:
+        if code := next(codes, 0):
+            raise status(code)
+        return real()
+
+    monkeypatch.setattr(yard, "get_nodes", nodes)
+    run = fedge.train(ALGORITHM, FEDERATION, rounds=3, seed=0, link=link)
+    assert [record["dropped"] for record in run.history] == [[], [], []]
