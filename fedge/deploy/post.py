@@ -24,13 +24,12 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import allow, short, wire_bytes
-from fedge.deploy.scale import Unread, pull
+from fedge.deploy.scale import AGAIN, Unread, pull
 
 log = logging.getLogger(__name__)
 PAUSE = 0.2  # seconds between two looks for an answer
 AT_ONCE = 16  # nodes up to which that holds; with more of them, each is looked at less often
 KEPT = 2  # deadlines for which Flower keeps a message: the first may be spent on sending it
-AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before what the SuperLink did not take, or say, is tried again
 FRAME = 1 << 20  # bytes of an answer beside its uploads: its head, and what Flower adds
 GRID = (httpx.TransportError, OSError)  # of these no device is the cause
 

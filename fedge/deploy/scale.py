@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from fedge.deploy.envelope import short, wire_bytes
 
-AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before a SuperLink that is too busy to answer is asked again
+AGAIN = (0.5, 1.0, 2.0, 4.0)  # seconds before a SuperLink that is away, or too busy to answer, is asked again
 AROUND = 2 << 20  # bytes of an answer that are no chunks: read, they take up to thirty times their size
 
 
