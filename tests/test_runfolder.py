@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import fedge
 from fedge import toml
 from fedge.core import Note
+from fedge.engine import Simulator, TooFewReplies
 from fedge.experiment import ExperimentError, compare, parse
 from fedge.experiment.planning import load_sweep
 from fedge.runs import atomic, checkpoint, experiments
@@ -479,6 +480,61 @@ def test_a_run_that_lies_have_spoilt_goes_on_from_its_last_good_checkpoint(
     assert close(rest.params, plain.params) == 0
     assert len(records(out)) == 12
     assert not (out / "good.pt").exists()  # the newest checkpoint is as good
+
+
+def one_lie(part: str, times: float, federation: fedge.Federation, algorithm: fedge.core.Algorithm) -> Simulator:
+    """In round 4 client 2 tells the truth about the model, and of this part sends a multiple of the largest number."""
+
+    class Liar(Simulator):
+        def open(self, at, asks):
+            self.round = at.round
+            super().open(at, asks)
+
+        def received(self, jobs, uploads):
+            lies = jobs.clients == 2
+            for upload, _ in uploads.values() if self.round == 4 else ():
+                for leaf in upload[part].values():
+                    leaf[lies] = times * leaf[~lies].abs().max()
+            return uploads
+
+    return Liar(algorithm, federation)
+
+
+@pytest.mark.parametrize("times", [900.0, 1e30])
+def test_a_lie_beside_the_model_is_not_in_the_last_good_checkpoint(times: float, tmp_path: Path) -> None:
+    """It shows one round later, when the model that came with it was found sound already; the larger as no numbers."""
+    federation = ragged(toy_data())
+    algorithm = fedge.SCAFFOLD(fedge.models.mlp(6, (12,), 3, seed=1), lr=0.3, epochs=5, batch_size=4)
+    out, observe = tmp_path / "run", fedge.Observe(checkpoint_every=1)
+    link = one_lie("change", times, federation, algorithm)
+    link.max_ratio = link.max_ratio if times < 1000 else None
+    try:
+        told = fedge.train(algorithm, federation, rounds=10, out=out, observe=observe, link=link).way_back
+    except TooFewReplies as error:
+        told = str(error)
+    assert records(out)[3]["test_accuracy"] > 0.6
+    assert "of use is that of round 3: move" in told
+    (out / "good.pt").replace(out / "checkpoint.pt")
+    rest = fedge.train(algorithm, federation, rounds=6, out=out, observe=observe, resume=True)
+    assert close(rest.params, fedge.train(algorithm, federation, rounds=6).params) == 0
+
+
+def test_a_proven_checkpoint_stays_when_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Of the newest checkpoint nothing is known yet: it does not take the place of the one before it."""
+    federation = ragged(toy_data())
+    algorithm = fedge.SCAFFOLD(fedge.models.mlp(6, (12,), 3, seed=1), lr=0.3, epochs=5, batch_size=4)
+    out, observe = tmp_path / "run", fedge.Observe(checkpoint_every=1)
+
+    def killed(record: dict) -> None:
+        if record["round"] == 4:
+            raise KeyboardInterrupt
+
+    link = one_lie("change", 900.0, federation, algorithm)
+    with pytest.raises(KeyboardInterrupt):
+        fedge.train(algorithm, federation, rounds=9, out=out, observe=observe, link=link, on_round=killed)
+    assert [checkpoint.load(out / name)["round"] for name in ("good.pt", "checkpoint.pt")] == [3, 4]
+    fedge.train(algorithm, federation, rounds=9, out=out, observe=observe, resume=True)
+    assert checkpoint.load(out / "good.pt")["round"] == 3
 
 
 def test_an_honest_run_leaves_one_checkpoint(tmp_path: Path) -> None:

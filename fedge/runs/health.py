@@ -2,8 +2,9 @@
 
 Lies that look like uploads can spoil a model little by little. A round is *sound* if its test loss is finite, and not
 ten times that of the first round or absurd, its accuracy is at least half of the best so far, and no parameter is a
-thousand times as large as the largest was at first (or 1). The newest checkpoint known to be sound is kept as
-`good.pt` beside one that is not, or of which nothing is known yet.
+thousand times as large as the largest was at first (or 1). What a server keeps beside the model, such as a control or a
+momentum, shows in the next round at the earliest. So a checkpoint is known to be sound once a sound round came from it,
+and the newest of these is kept as `good.pt` beside one that is not, or of which nothing is known yet.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def is_sound(history: Sequence[Record], limit: float) -> bool:
         return False
     best = max((record.get("test_accuracy") or 0.0 for record in known), default=0.0)
     return (known[-1].get("test_accuracy") or 0.0) >= ACCURACY * best
+
+
+def is_stuck(history: Sequence[Record]) -> bool:
+    """Whether the last round was skipped because numbers were not finite: what the state holds beside the model may be
+    why."""
+    return bool(history) and "not finite" in str(history[-1].get("skipped", ""))
 
 
 def largest(params: Params) -> float:

@@ -45,7 +45,7 @@ class Log:
         self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
         self.new: Kept[Any] | None = None  # a best round that no checkpoint has yet
         self.by = ("", "")  # the metric that found it, and whether the largest or the smallest is best
-        self.sound = False  # whether the checkpoint that is there is known to be of use
+        self.sound = False  # whether the checkpoint that is there is known to be of use: a sound round came from it
         self.first = 0.0  # the largest parameter at the beginning
 
     @contextmanager
@@ -90,7 +90,8 @@ class Log:
         run = Run(algorithm, state, runtime.handle, records, self.link.ledger, memory, example=runtime.example)
         self.first = health.largest(parameters(algorithm.model))
         with self.usable():
-            self.sound = health.is_sound(records, absurd(algorithm))
+            proven = self.group.leads and self.folder.file("good.pt").exists()  # it stays until this one is proven
+            self.sound = not proven and health.is_sound(records, absurd(algorithm))
         return run
 
     @contextmanager
@@ -117,8 +118,8 @@ class Log:
     def round(self, run: Run[Any], record: Record, rows: list[Row]) -> None:
         if self.group.leads:
             self.folder.append([record], rows)
-        if health.is_evaluated(record) and self._sound(run):
-            self.sound = True  # then so is the checkpoint before it
+        if health.is_evaluated(record) and "skipped" not in record and self._sound(run):
+            self.sound = True  # the checkpoint before it, from which it came
         # A choice that was made meanwhile is saved at once: a run that goes on has to make it again.
         chose = self.group.size == 1 and self.link.settings() != self.chosen
         if record["round"] % self.every == 0 or chose:
@@ -137,7 +138,7 @@ class Log:
                 self.folder.settle_best(run.rounds)
         self.new = None
         self.saved = run.rounds
-        self.sound = health.is_evaluated(run.history[-1]) and self._sound(run) if run.history else True
+        self.sound = not run.history  # a lie in a control or a momentum shows in the next round at the earliest
 
     def _sound(self, run: Run[Any]) -> bool:
         return health.is_sound(run.history, absurd(run.algorithm)) and not health.has_grown(run.params, self.first)
@@ -206,7 +207,7 @@ class Log:
 
     def _way_back(self, run: Run[Any]) -> str:
         """How to go on from before things went wrong; nothing if the newest checkpoint is as good as any."""
-        if self._sound(run):
+        if self._sound(run) and not (run.stopped and health.is_stuck(run.history)):
             self.folder.drop_good()
             return ""
         return way_back(self.folder.path)
