@@ -519,6 +519,17 @@ def test_a_lie_beside_the_model_is_not_in_the_last_good_checkpoint(times: float,
     assert close(rest.params, fedge.train(algorithm, federation, rounds=6).params) == 0
 
 
+def test_a_run_that_ends_spoilt_and_has_not_diverged_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    federation = ragged(toy_data())
+    algorithm = fedge.FedAvg(fedge.models.mlp(6, (12,), 3, seed=1), lr=0.3, epochs=2, batch_size=4)
+    out, link = tmp_path / "run", one_lie("delta", -300.0, federation, algorithm)
+    run = fedge.train(algorithm, federation, rounds=4, out=out, observe=fedge.Observe(checkpoint_every=1), link=link)
+    assert run.diverged is None
+    assert run.history[3]["test_loss"] > 10 * run.history[0]["test_loss"]
+    assert "the run ends far from its best" in caplog.text
+    assert "of use is that of round 2: move" in caplog.text
+
+
 def test_a_proven_checkpoint_stays_when_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Of the newest checkpoint nothing is known yet: it does not take the place of the one before it."""
     federation = ragged(toy_data())

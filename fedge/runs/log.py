@@ -198,6 +198,8 @@ class Log:
         if self.saved != run.rounds:
             self.save(run)
         run.way_back = self.group.first(lambda: self._way_back(run))
+        if run.way_back and self.group.leads and not run.stopped and run.diverged is None:
+            log.warning("%s: the run ends far from its best, or with huge parameters%s", self.folder.path, run.way_back)
         if self.group.leads and not run.stopped:
             device = self.link.runtime.device
             label = self.config.get("algorithm", {}).get("label", type(run.algorithm).__name__)
