@@ -163,6 +163,10 @@ class Combine:
         """Before `together`: the uploads of all rows, [J, ...] -> [J, ...], where they can be compared."""
         return uploads
 
+    def among(self, uploads: Payload, clients: Tensor) -> Payload:
+        """`across`, for a rule that has to know whose upload is whose, [J]: a client with many rows sends many."""
+        return self.across(uploads)
+
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
         """All uploads of one row and their weights, [J, ...] and [J], as one."""
         raise NotImplementedError(f"{type(self).__name__} must say what it makes of all uploads together")

@@ -9,6 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 import fedge
+from fedge.combine.bounded_mean import quantile
 from fedge.core import Ask, Combine, Payload
 from fedge.engine import Loopback, Simulator
 from fedge.engine.clients.run_task import Upload
@@ -109,6 +110,33 @@ def test_bounded_mean_takes_its_limit_from_the_uploads_of_all_rows() -> None:
     alone = flat({"delta": {name: leaf[1] for name, leaf in mean["delta"].items()}})
     assert np.linalg.norm(alone) == pytest.approx(limit)
     assert not flat({"delta": {n: leaf[4] for n, leaf in fedge.BoundedMean().across(many)["delta"].items()}}).any()
+
+
+def test_who_has_many_rows_does_not_set_the_limit_of_a_bounded_mean() -> None:
+    """Nine clients with one label each and a liar with ten: its uploads are most of those that come."""
+    many, stack = uploads(19), Stack(fedge.BoundedMean(), 10)
+    many["delta"]["weight"][9:] *= 1e3
+    longest = np.linalg.norm(rows(many)[:9], axis=1).max()
+    clients = torch.tensor([*range(9), *[9] * 10])
+    stack.add([many], [torch.ones(19)], torch.tensor([*range(9), *range(10)]), clients)
+    mean = stack.reply().mean
+    found = [flat({"delta": {name: leaf[row] for name, leaf in mean["delta"].items()}}) for row in range(10)]
+    assert max(map(np.linalg.norm, found)) <= longest
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.95])
+def test_the_quantile_of_clients_is_torchs_if_all_have_as_many_rows(share: float) -> None:
+    lengths = torch.rand(12, dtype=torch.float64)
+    twice = torch.arange(6).repeat_interleave(2)
+    assert float(quantile(lengths, twice, share)) == float(lengths.quantile(share))
+
+
+def test_the_quantile_of_clients_with_different_numbers_of_rows_by_hand() -> None:
+    """Weights 1, 1, 1 and four quarters: the lengths are the quantiles 0, 2, 4, 5.25, 5.75, 6.25 and 6.75 of 6.75."""
+    lengths, clients = torch.tensor([10.0, 1, 2, 10, 3, 10, 10]), torch.tensor([7, 0, 1, 7, 2, 7, 7])
+    assert float(quantile(lengths, clients, 0.5)) == pytest.approx(2 + 1.375 / 2)
+    assert float(quantile(lengths, clients, 1e-9)) == pytest.approx(1.0)
+    assert float(quantile(lengths, clients, 0.9)) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(

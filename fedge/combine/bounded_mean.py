@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedge.combine.stacked import coordinates, squared_norms, times
@@ -17,9 +18,10 @@ class BoundedMean(Combine):
     """sum_j c_j u_j / J with c_j = min(1, limit / |u_j|), limit the `quantile` of the lengths |u_1|, ..., |u_J|.
 
     The length is over all tensors of an upload, and the quantile over the uploads of all rows: a class of FedOVA has
-    few uploads, the cohort has many. Weights do not count, since a liar would choose its own. A share s of liars then
-    moves the mean by s * limit at most, whatever they send; as long as less than 1 - quantile of the uploads are lies,
-    the limit is no larger than an honest length. Needs all uploads at once.
+    few uploads, the cohort has many. There every client counts once, however many rows it has. Weights do not count,
+    since a liar would choose its own. A share s of liars then moves the mean by s * limit at most, whatever they send;
+    as long as less than 1 - quantile of the clients lie, the limit is no larger than an honest length. Needs all
+    uploads at once.
     """
 
     quantile: float = 0.5
@@ -30,10 +32,35 @@ class BoundedMean(Combine):
             raise ValueError(f"quantile is {value!r}, it must be above 0 and below 1: the share of uploads left alone")
 
     def across(self, uploads: Payload) -> Payload:
+        return self.among(uploads, torch.arange(_count(uploads)))
+
+    def among(self, uploads: Payload, clients: Tensor) -> Payload:
         lengths = squared_norms(uploads).sqrt()
-        limit = lengths.quantile(self.quantile)
+        limit = quantile(lengths, clients, self.quantile)
         factor = (limit / lengths).nan_to_num(nan=1.0).clamp(max=1.0)  # an upload of zeros stays one
         return {part: {n: times(leaf, factor) for n, leaf in leaves.items()} for part, leaves in uploads.items()}
 
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
         return coordinates(lambda leaf: leaf.mean(0), uploads)
+
+
+def _count(uploads: Payload) -> int:
+    return next(len(leaf) for leaves in uploads.values() for leaf in leaves.values())
+
+
+def quantile(lengths: Tensor, clients: Tensor, share: float) -> Tensor:
+    """The quantile of lengths [J], to which every client adds as much as any other, however many of them it has.
+
+    The i-th length in order is the quantile p_i, where p_0 = 0 and p_i - p_{i-1} is proportional to the mean weight of
+    these two. If all clients have equally many lengths, this is torch's quantile.
+    """
+    _, which, counts = clients.unique(return_inverse=True, return_counts=True)
+    if int(counts.min()) == int(counts.max()):
+        return lengths.quantile(share)
+    ordered, order = lengths.sort()
+    weights = (1 / counts.double())[which].to(lengths.device)[order]
+    places = torch.cat([weights.new_zeros(1), (weights[1:] + weights[:-1]).cumsum(0)])
+    places = places / places[-1]
+    after = int(torch.searchsorted(places, share).clamp(1, len(places) - 1))
+    near = (share - places[after - 1]) / (places[after] - places[after - 1])
+    return torch.lerp(ordered[after - 1], ordered[after], near.to(ordered.dtype))

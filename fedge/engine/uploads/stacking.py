@@ -48,7 +48,7 @@ class Stack:
             return Reply({}, torch.zeros(() if self.rows is None else (self.rows,), dtype=torch.long))
         whole = self._whole()
         self._tell(whole)
-        compared = whole._replace(uploads=[self._compared(upload) for upload in whole.uploads])
+        compared = whole._replace(uploads=[self._compared(upload, whole.clients) for upload in whole.uploads])
         found = [self._row(compared, row) for row in range(self.rows or 1)]
         if self.rows is None:
             mean, clients = found[0][0], found[0][1]
@@ -83,9 +83,9 @@ class Stack:
         positions = torch.cat([piece.positions for piece in self.pieces])[there]
         return Piece(uploads, weights, positions, torch.cat([piece.clients for piece in self.pieces])[chosen])
 
-    def _compared(self, upload: Payload) -> Payload:
+    def _compared(self, upload: Payload, clients: Tensor) -> Payload:
         large, small = split(upload)
-        return {**self.combine.across(large), **small}
+        return {**self.combine.among(large, clients), **small}
 
     def _row(self, whole: Piece, row: int) -> tuple[Payload, Tensor]:
         chosen = whole.positions == row if self.rows is not None else torch.ones_like(whole.positions, dtype=torch.bool)
