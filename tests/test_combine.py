@@ -112,6 +112,17 @@ def test_bounded_mean_takes_its_limit_from_the_uploads_of_all_rows() -> None:
     assert not flat({"delta": {n: leaf[4] for n, leaf in fedge.BoundedMean().across(many)["delta"].items()}}).any()
 
 
+def test_a_liar_does_not_put_the_length_of_one_part_into_another() -> None:
+    """A momentum is much longer than the update that it comes with."""
+    many = uploads(10)
+    many["momentum"] = {name: 100 * leaf for name, leaf in uploads(10, seed=1)["delta"].items()}
+    many["delta"]["weight"][0], many["momentum"]["weight"][0], many["momentum"]["bias"][0] = 1e4, 0.0, 0.0
+    limit = np.quantile(np.linalg.norm(rows(many), axis=1), 0.5)
+    found = fedge.BoundedMean().across(many)
+    assert np.linalg.norm(rows(found)[0]) == pytest.approx(limit)
+    assert not found["momentum"]["weight"][0].any()
+
+
 def test_who_has_many_rows_does_not_set_the_limit_of_a_bounded_mean() -> None:
     """Nine clients with one label each and a liar with ten: its uploads are most of those that come."""
     many, stack = uploads(19), Stack(fedge.BoundedMean(), 10)

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from fedge.combine.stacked import coordinates, squared_norms, times
-from fedge.core import Combine, Payload
+from fedge.core import Combine, Params, Payload
 
 
 @dataclass(frozen=True)
 class BoundedMean(Combine):
     """sum_j c_j u_j / J with c_j = min(1, limit / |u_j|), limit the `quantile` of the lengths |u_1|, ..., |u_J|.
 
-    The length is over all tensors of an upload, and the quantile over the uploads of all rows: a class of FedOVA has
-    few uploads, the cohort has many. There every client counts once, however many rows it has. Weights do not count,
-    since a liar would choose its own. A share s of liars then moves the mean by s * limit at most, whatever they send;
-    as long as less than 1 - quantile of the clients lie, the limit is no larger than an honest length. Needs all
-    uploads at once.
+    The length is over all tensors of a part: an upload with several, such as SCAFFOLD's, has a length and a limit for
+    each, so that a liar cannot put the length of the one into the other. The quantile is over the uploads of all rows:
+    a class of FedOVA has few uploads, the cohort has many. There every client counts once, however many rows it has.
+    Weights do not count, since a liar would choose its own. A share s of liars then moves the mean by s * limit at
+    most, whatever they send; as long as less than 1 - quantile of the clients lie, the limit is no larger than an
+    honest length. Needs all uploads at once.
     """
 
     quantile: float = 0.5
@@ -35,10 +36,13 @@ class BoundedMean(Combine):
         return self.among(uploads, torch.arange(_count(uploads)))
 
     def among(self, uploads: Payload, clients: Tensor) -> Payload:
-        lengths = squared_norms(uploads).sqrt()
+        return {part: self._bounded(part, leaves, clients) for part, leaves in uploads.items()}
+
+    def _bounded(self, part: str, leaves: Params, clients: Tensor) -> Params:
+        lengths = squared_norms({part: leaves}).sqrt()
         limit = quantile(lengths, clients, self.quantile)
         factor = (limit / lengths).nan_to_num(nan=1.0).clamp(max=1.0)  # an upload of zeros stays one
-        return {part: {n: times(leaf, factor) for n, leaf in leaves.items()} for part, leaves in uploads.items()}
+        return {name: times(leaf, factor) for name, leaf in leaves.items()}
 
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
         return coordinates(lambda leaf: leaf.mean(0), uploads)
