@@ -78,7 +78,9 @@ class Codec(ABC):
 class Range(NamedTuple):
     """What every number of a part is in an honest upload: from `low` to `high`, and a whole one if it counts.
 
-    With `name` this is so of one tensor of the part. What the server divides by has a `low` above 0.
+    With `name` this is so of one tensor of the part. What the server divides by has a `low` above 0. Of a part that
+    grows with a client's examples, such as its number of steps, `most` says what clients with these numbers of examples
+    have at most: its numbers are compared with the other clients' as shares of that.
     """
 
     part: str
@@ -86,6 +88,7 @@ class Range(NamedTuple):
     high: float
     whole: bool = False
     name: str | None = None
+    most: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> numbers of the part, [J]
 
 
 @dataclass(frozen=True)

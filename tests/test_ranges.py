@@ -12,7 +12,7 @@ from torch import Tensor
 import fedge
 from fedge.algorithms.lbfgs import compared
 from fedge.core import Range
-from fedge.engine import Loopback, TooFewReplies
+from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
 from fedge.engine.uploads.sizes import Usual
 from tests.cases import algorithms, first_order, one_holder, ragged, second_order, toy_data, toy_model, wide
@@ -144,6 +144,23 @@ def test_parts_that_a_codec_or_a_clip_changed_are_not_looked_at_as_they_were() -
 def test_a_range_is_part_of_a_task() -> None:
     tasks = first_order()["shared_ova"].tasks(Loopback(first_order()["shared_ova"], ragged(toy_data())).runtime.handle)
     assert tasks["train"].ranges == (Range("holders", 0.0, 1.0, whole=True),)
+
+
+@pytest.mark.parametrize("link", [Loopback, Simulator])
+@pytest.mark.parametrize("name", ["fednova", "fedcm"])
+def test_who_takes_more_steps_for_having_more_examples_is_no_liar(name: str, link: Any) -> None:
+    """Two of six have 43 times the examples of the others."""
+    federation = ragged(toy_data(), (1, 1, 43, 1, 1, 43))
+    kind: Any = {"fednova": fedge.FedNova, "fedcm": fedge.FedCM}[name]
+    algorithm = kind(toy_model(), lr=1.0, epochs=1, batch_size=1, clip=0.001)
+    run = fedge.train(algorithm, federation, rounds=3, link=link(algorithm, federation, max_ratio=30.0))
+    assert all(record["dropped"] == [] for record in run.history)
+
+
+@pytest.mark.parametrize(("name", "part"), [("fednova", "steps"), ("fedcm", "length")])
+def test_who_claims_many_more_steps_than_its_examples_make_is_one(name: str, part: str) -> None:
+    run = trained(first_order()[name], part, lambda _, leaf, t: 2000 * leaf)
+    assert [{drop["client"] for drop in record["dropped"]} for record in run.history] == [{LIAR}] * 4
 
 
 # What together gives no state

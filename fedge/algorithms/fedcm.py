@@ -81,7 +81,8 @@ class FedCM(Algorithm[State]):
         tasks = self._local().tasks("train", model, upload, hold=shares, bend=mixed)
         # A client's first step is lr long, times the round's factor, which falls below any limit in the end. Half of it
         # is below what any type makes of it; TINY is the least that numbers of single precision can be divided by.
-        return ranged(tasks, Range("length", self.lr / 2 if self.lr_decay == 1 else TINY, math.inf))
+        least = self.lr / 2 if self.lr_decay == 1 else TINY
+        return ranged(tasks, Range("length", least, math.inf, most=lambda n: self.lr * self._local().longest(n)))
 
     def _local(self) -> LocalTraining:
         rule = SGD(weight_decay=self.weight_decay)

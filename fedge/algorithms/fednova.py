@@ -58,7 +58,8 @@ class FedNova(Algorithm[State]):
             moved = tree.sub(sent["params"], carry["params"])
             return {"direction": tree.scale(1 / steps, moved), "steps": {"sum": steps}}
 
-        return ranged(self._local().tasks("train", model, upload), Range("steps", 0.0, math.inf))
+        steps = Range("steps", 0.0, math.inf, most=self._local().longest)
+        return ranged(self._local().tasks("train", model, upload), steps)
 
     def _local(self) -> LocalTraining:
         rule = SGD(self.momentum, self.weight_decay)

@@ -108,6 +108,11 @@ class LocalTraining:
         train = {name: Task(start, step, finish, self.epochs, self.batch_size)}
         return train if self.inner_decay == 1 else {PACE: self._pace(), **train}
 
+    def longest(self, examples: Tensor) -> Tensor:
+        """What `measured` adds up to at most, for clients with these numbers of examples."""
+        size = examples if self.batch_size is None else self.batch_size
+        return self.epochs * (examples / size).ceil() / (1 - self._momentum)
+
     def _counters(self, params: Params) -> dict[str, Tensor]:
         like = next(iter(params.values()))
         names = {"taken": self.inner_decay != 1, "length": self.measured, "reach": self.measured and self._momentum > 0}

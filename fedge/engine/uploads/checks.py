@@ -71,7 +71,7 @@ def _first(names: Iterable[object]) -> str:
 
 def range_fault(task: Task, upload: Payload) -> str | None:
     """Which number of an upload is none that the task can make; parts that a codec has changed are left alone."""
-    for part, low, high, whole, only in task.ranges:
+    for part, low, high, whole, only, _ in task.ranges:
         if part not in upload or (task.codec is not None and is_coded(upload[part])):
             continue
         for name, leaf in upload[part].items():

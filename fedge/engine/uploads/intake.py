@@ -84,7 +84,8 @@ class Intake:
         jobs_here, names = jobs.clients.shape[0], list(uploads)
         wait = self.wait or self._usual.count(names) + jobs_here < FIRST
         trial = None if wait else tried(self.total, jobs, positions, uploads, self.limits)
-        rows = [row for name, (upload, _) in uploads.items() for row in sizes(upload, self._parts(name))]
+        even = {name: self._as_shares(name, upload, jobs) for name, (upload, _) in uploads.items()}
+        rows = [row for name, upload in even.items() for row in sizes(upload, self._parts(name))]
         found, fits = read(rows, jobs_here, None if trial is None else trial.fits)
         self._usual.note(names, found, jobs.clients.tolist() if self._by_client else None)
         few = self.wait or self._usual.count(names) < FIRST
@@ -110,6 +111,15 @@ class Intake:
             dropped, bad = dropped + more[0], bad + more[1]
         self._held = []
         return dropped, bad
+
+    def _as_shares(self, task: str, upload: Payload, jobs: Jobs) -> Payload:
+        """Parts that grow with a client's examples, as shares of the most that it can have."""
+        found = dict(upload)
+        for one in self.limits.tasks[task].ranges:
+            if one.most is not None and one.part in upload:
+                most = one.most(self.limits.sizes(jobs.clients).double())
+                found[one.part] = tree.map_(lambda leaf, by=most: leaf / _beside(by, leaf), upload[one.part])
+        return found
 
     def _parts(self, task: str) -> tuple[str, ...]:
         return self.limits.tasks[task].losses
@@ -156,6 +166,11 @@ class Intake:
             return None
         task, size, usual = found
         return task, f"its largest number is {size:.3g}, over {self.max_ratio:g} times the usual {usual:.3g}"
+
+
+def _beside(numbers: Tensor, leaf: Tensor) -> Tensor:
+    """Numbers [J] in the dimensions of a leaf [J, ...]."""
+    return numbers.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1))
 
 
 def _chosen(some: Held, flags: list[bool]) -> Held:
