@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import random
 import tarfile
 import tracemalloc
@@ -269,3 +270,12 @@ def test_a_report_on_a_crafted_folder_is_a_page_or_one_line(here: Path, name: st
     if result.exit_code:
         assert result.stderr.startswith("Error: ")
         assert result.stderr.count("\n") == 1
+
+
+def test_a_number_that_no_float_holds_is_no_result(here: Path) -> None:
+    """Python's whole numbers have no end, and a crafted record may hold one of hundreds of digits."""
+    fedge.train(fedge.FedAvg(toy_model(), epochs=1), ragged(toy_data()), rounds=2, out="run")
+    lines = Path("run", "rounds.jsonl").read_text().splitlines()
+    changed = json.loads(lines[1]) | {"test_accuracy": 10**400, "test_own": 10**400}
+    Path("run", "rounds.jsonl").write_text(f"{lines[0]}\n{json.dumps(changed)}\n")
+    assert len(fedge.results("run")) == 1

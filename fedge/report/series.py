@@ -164,7 +164,10 @@ def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
 def is_number(value: Any) -> TypeGuard[float]:
     """A finite number: a diverged loss (NaN, infinity) has no place on an axis."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    try:
+        return number and math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits, which no run writes
+        return False
 
 
 def _round(run: RunFolder, at: int) -> int:
