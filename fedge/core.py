@@ -109,6 +109,10 @@ class Task:
     `losses` names parts of a few numbers in which a huge one is honest: it says that a candidate is bad. They are not
     compared with the other clients' and dropped, as uploads are, but limited (`fedge.engine.uploads.sizes`).
 
+    `squares` names parts of squares, such as a Fisher diagonal. Honest ones differ as much as the squares of updates
+    do: a client that still learns has huge ones where the others have next to none. So numbers beyond the limit of
+    uploads count for that limit, and an upload is dropped only beyond the square of what others may differ by.
+
     `ranges` are those of parts that the server divides by, or counts with: an upload of a remote client that is outside
     is refused, so that the mean lies within.
     """
@@ -131,6 +135,7 @@ class Task:
     heaviest: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> largest weights, [J]
     feedback: bool = False  # what the codec left out of one upload is added to the client's next one
     losses: tuple[str, ...] = ()
+    squares: tuple[str, ...] = ()
     ranges: tuple[Range, ...] = ()
 
     def __post_init__(self) -> None:

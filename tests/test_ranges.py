@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from fedge.core import Range
 from fedge.engine import Loopback, Simulator, TooFewReplies
 from fedge.engine.links import wire
 from fedge.engine.uploads.sizes import Usual
-from tests.cases import algorithms, first_order, one_holder, ragged, second_order, toy_data, toy_model, wide
+from tests.cases import algorithms, close, first_order, one_holder, ragged, second_order, toy_data, toy_model, wide
 
 LIAR = 2
 
@@ -161,6 +162,28 @@ def test_who_takes_more_steps_for_having_more_examples_is_no_liar(name: str, lin
 def test_who_claims_many_more_steps_than_its_examples_make_is_one(name: str, part: str) -> None:
     run = trained(first_order()[name], part, lambda _, leaf, t: 2000 * leaf)
     assert [{drop["client"] for drop in record["dropped"]} for record in run.history] == [{LIAR}] * 4
+
+
+@pytest.mark.parametrize("link", [Loopback, Simulator])
+def test_a_small_client_with_a_label_of_its_own_is_no_liar_for_its_squares(link: Any) -> None:
+    """The others have learnt theirs: its squares are thousands of times as large, as squares of updates may be."""
+    data = toy_data(examples=900)
+    others, own = (found.nonzero().flatten().numpy() for found in (data.train_y != 2, data.train_y == 2))
+    federation = fedge.Federation(data, [*np.array_split(others, 8), own[:4]])
+    model = fedge.models.mlp(6, (12,), 3, seed=1)
+    algorithm = fedge.FisherLBFGS(model, epochs=5, local_lr=0.1, damping=0.1)
+    run = fedge.train(algorithm, federation, rounds=40, link=link(algorithm, federation))
+    assert all(record["dropped"] == [] for record in run.history)
+    assert run.history[-1]["test_accuracy"] > 0.8
+
+
+def test_absurd_squares_count_for_the_limit_and_beyond_its_square_they_are_refused() -> None:
+    algorithm = second_order()["lbfgs"]
+    sent = (1e4, 2e4, 1e20)
+    many = {c: trained(algorithm, "diagonal", lambda _, leaf, t, c=c: torch.full_like(leaf, c)) for c in sent}
+    dropped = [[drop["client"] for record in run.history for drop in record["dropped"]] for run in many.values()]
+    assert dropped == [[], [], [LIAR] * 4]
+    assert close(many[1e4].params, many[2e4].params) < 1e-12  # both are the limit
 
 
 # What together gives no state

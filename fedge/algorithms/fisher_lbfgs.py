@@ -132,10 +132,14 @@ class FisherLBFGS(Algorithm[State]):
         return {
             **self._train(model),
             "gradient": average("grad", self._gradient(model), **self._batches()),
-            "diagonal": average("diagonal", self._diagonal(model), ranges=(SQUARES,), **self._batches()),
+            "diagonal": self._squares(model),
             "product": average("product", self._product(model), **self._batches()),
             "losses": losses_at(model, lambda sent: self._points(sent["params"], sent)),
         }
+
+    def _squares(self, model: Model) -> Task:
+        about: dict[str, Any] = {"ranges": (SQUARES,), "squares": ("diagonal",)}
+        return average("diagonal", self._diagonal(model), **about, **self._batches())
 
     def _batches(self) -> dict[str, Any]:
         """A pass over everything, or over `batches` of the size that was asked for."""

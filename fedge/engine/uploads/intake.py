@@ -149,23 +149,37 @@ class Intake:
         """The same uploads with losses that are within the limits; those that were not held are."""
         assert self.max_ratio is not None
         uploads = {
-            name: (self._losses.limited(name, upload, self._parts(name), self.max_ratio), weight)
+            name: (self._losses.limited(name, self._bounded(name, upload), self._parts(name), self.max_ratio), weight)
             for name, (upload, weight) in some.uploads.items()
         }
         return some._replace(uploads=uploads)
 
+    def _bounded(self, task: str, upload: Payload) -> Payload:
+        """An upload whose squares are within the limit of uploads; where all of them are zeros there is none."""
+        assert self.max_ratio is not None
+        squares, usual = self.limits.tasks[task].squares, self._usual.large(task)
+        if not squares or not usual:
+            return upload
+        most = self.max_ratio * max(usual, self._floor())
+        return upload | {n: tree.map_(lambda leaf: leaf.clamp(-most, most), upload[n]) for n in squares if n in upload}
+
+    def _floor(self) -> float:
+        """What is usual for large parts at least; looked for only if it matters."""
+        if self._least is None:
+            self._least = LEAST * magnitude(self._before)
+        return self._least
+
     def _reason(self, tasks: list[str], job: tuple[float, ...]) -> tuple[str, str] | None:
         """Of which task an upload is too large, and how; None if it is not."""
         assert self.max_ratio is not None
-        found = self._usual.beyond(tasks, job, self.max_ratio)
-        if found is not None:
-            if self._least is None:  # looked for only if it matters
-                self._least = LEAST * magnitude(self._before)
-            found = self._usual.beyond(tasks, job, self.max_ratio, self._least)
-        if found is None:
-            return None
-        task, size, usual = found
-        return task, f"its largest number is {size:.3g}, over {self.max_ratio:g} times the usual {usual:.3g}"
+        for place, task in enumerate(tasks):
+            ratio = self.max_ratio ** (2 if self.limits.tasks[task].squares else 1)
+            one = job[2 * place : 2 * place + 2]
+            if self._usual.beyond([task], one, ratio) is None:
+                continue
+            if (found := self._usual.beyond([task], one, ratio, self._floor())) is not None:
+                return task, f"its largest number is {found[1]:.3g}, over {ratio:g} times the usual {found[2]:.3g}"
+        return None
 
 
 def _beside(numbers: Tensor, leaf: Tensor) -> Tensor:

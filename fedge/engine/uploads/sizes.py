@@ -45,6 +45,10 @@ class Usual:
     def count(self) -> int:
         return len(self._known[0])
 
+    @property
+    def large(self) -> float:
+        return _usual(0, self._known[0])
+
     def note(self, sizes: list[list[float]], clients: list[int] | None = None) -> None:
         """More uploads: large and small sizes by job; and whose they are, if clients have several."""
         if clients is not None:
@@ -120,6 +124,10 @@ class Usuals:
             if (found := self._of(task).beyond(two, ratio, least)) is not None:
                 return task, *found
         return None
+
+    def large(self, task: str) -> float:
+        """What is usual for the large parts of a task."""
+        return self._of(task).large
 
     def _of(self, task: str) -> Usual:
         return self._by_task.setdefault(task, Usual())
