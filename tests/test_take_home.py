@@ -381,6 +381,7 @@ def test_regression(tmp_path: Path) -> None:
 DAMAGES: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("clients.json", lambda raw: raw[:-1], "clients.json is missing or damaged"),
     ("clients.json", lambda raw: b"{}", "clients.json is missing or damaged"),
+    ("clients.json", lambda raw: raw.replace(b'"names": [', b'"names": ["a", '), "11 names for 10"),
     ("config.toml", lambda raw: b"\xff", "config.toml is missing or damaged"),
     ("config.toml", lambda raw: raw.replace(b'"logistic"', b'"mlp"'), "config.toml has model.name = 'mlp'"),
     ("ledger.jsonl", lambda raw: b"{}\n" + raw, "line 1 of ledger.jsonl is not what was written there"),

@@ -188,10 +188,10 @@ def _about(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         most = config.get("partition", config.get("federation", {})).get("clients")
         if type(most) is int and found["clients"] > most:  # there are fewer if some were dealt no examples
             raise ValueError(f"clients is {found['clients']}, by the configuration there are {most}")
-        if _zeros(found) is not None:
-            _target(found), tuple(found["names"])
+        if (x := _zeros(found)) is not None:
             if not 0 <= int(found["classes"]) <= CLASSES:
                 raise ValueError(f"classes is {found['classes']}, it must be from 0 to {CLASSES}")
+            _one_example(x, found)
     return found
 
 
@@ -216,9 +216,12 @@ def _stand_in(about: dict[str, Any], data: dict[str, Any]) -> Federation:
     if x is None:
         found = load_data(data)
         return found if isinstance(found, Federation) else _StandIn(found, about["clients"])
+    return _StandIn(_one_example(x, about), about["clients"])
+
+
+def _one_example(x: Inputs, about: dict[str, Any]) -> Data:
     y = _target(about)
-    one = Data(x, y, x, y, about["classes"], tuple(about["names"]))
-    return _StandIn(one, about["clients"])
+    return Data(x, y, x, y, about["classes"], tuple(about["names"]))
 
 
 def _zeros(about: dict[str, Any]) -> Inputs:
