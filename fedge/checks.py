@@ -66,7 +66,7 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
     """One of a few words; a typo names the nearest."""
     known = list(known)
     if value not in known:
-        raise ValueError(f"{name} is {value!r}{nearest(value, known)}, it must be one of {known}")
+        raise ValueError(f"{name} is {brief(value)}{nearest(value, known)}, it must be one of {known}")
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
