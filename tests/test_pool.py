@@ -254,7 +254,7 @@ def test_nothing_is_begun_when_it_is_to_stop_already(tiny: Path, tmp_path: Path)
     begin = time.monotonic()
     with pytest.raises(Stopped):
         run_in_processes(Runner(tmp_path, "cpu", stop=lambda: True), entries("noniid", "fmnist", [0], 1), 2)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
 
 
 def test_an_interrupt_while_processes_begin_is_a_wish_to_stop(tiny: Path, tmp_path: Path) -> None:

@@ -89,10 +89,10 @@ def test_the_record_says_how_the_models_came_about(name: str) -> None:
 
 def test_a_slow_node_does_not_hold_up_the_others() -> None:
     algorithm = fedge.FedBuff(fedavg(), buffer=2)
-    _, link = fleet(algorithm, {4: 6.0})
+    _, link = fleet(algorithm, {4: 16.0})
     begin = time.monotonic()
     run = train(algorithm, link, rounds=4, cohort=CLIENTS)
-    assert time.monotonic() - begin < 5.5
+    assert time.monotonic() - begin < 14
     assert all(client != 4 for record in run.history for _, client, *_ in record["answers"])
     assert sum(record["server_steps"] for record in run.history) == 4 * CLIENTS // 2
 

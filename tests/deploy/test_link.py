@@ -908,11 +908,11 @@ def hello_only(answer: Callable[[Message], Message | None]) -> Callable[[Message
 
 def test_a_node_that_is_silent_when_greeted_delays_nobody() -> None:
     yard = Yard(client_app(ALGORITHM, load), range(CLIENTS - 1))
-    link = link_to(yard, ALGORITHM, wanted=CLIENTS - 1, deadline=5.0)
+    link = link_to(yard, ALGORITHM, wanted=CLIENTS - 1, deadline=20.0)
     yard.faults[yard.join(6)] = hello_only(lambda reply: None)
     begin = time.monotonic()
     run = more(link, rounds=2)
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 15
     reason = "no node is this client: node 106 has not yet said who it is"
     assert rounds_of(run) == [[{"client": 6, "task": "gradient", "reason": reason}]] * 2
 
