@@ -111,6 +111,7 @@ METHODS: dict[str, Build] = {
     "asynchronous FedOVA, buffers of 4": lambda p, model: fedge.FedBuff(fedova(p, model, p.fedova), buffer=p.buffer),
     "asynchronous FedOVA, FedAsync": lambda p, model: fedge.FedAsync(fedova(p, model, p.fedova)),
     "FedOVA, late mean": lambda p, model: fedge.Averaged(fedova(p, model, p.fedova), WINDOW),
+    "asynchronous FedOVA, late mean": lambda p, model: fedge.Averaged(one_by_one(p, model, p.fedova), WINDOW),
     "asynchronous FedOVA, buffers of 4, late mean": lambda p, model: fedge.Averaged(
         fedge.FedBuff(fedova(p, model, p.fedova), buffer=p.buffer), WINDOW
     ),
@@ -123,7 +124,7 @@ EVERYWHERE = (
 )  # fmt: skip
 OVA = ("FedOVA", "asynchronous FedOVA", "asynchronous FedOVA, buffers of 4", "asynchronous FedOVA, FedAsync")
 SPECTRAL_OVA = ("FedOVA + spectral", "asynchronous FedOVA + spectral")
-LATE = ("FedOVA, late mean", "asynchronous FedOVA, buffers of 4, late mean")
+LATE = ("FedOVA, late mean", "asynchronous FedOVA, late mean", "asynchronous FedOVA, buffers of 4, late mean")
 UNEVEN = ("FedAvg", "FedAvg + spectral", "FedBuff", *OVA, *LATE, *SPECTRAL_OVA)
 WAITS = ("FedAvg", "FedAvg + spectral", "Fisher L-BFGS", "FedOVA", "FedOVA, late mean", "FedOVA + spectral")
 FIRST = ("FedOVA", "asynchronous FedOVA", *LATE, *SPECTRAL_OVA)  # on LTE phones with a ten-fold spread

@@ -13,6 +13,7 @@ Line = dict[str, Any]
 PAGE = Path(__file__).parents[2] / "docs/edge.md"
 WAITING = {  # what a method is compared with, if not with FedOVA
     "FedBuff": "FedAvg",
+    "asynchronous FedOVA, late mean": "FedOVA, late mean",
     "asynchronous FedOVA, buffers of 4, late mean": "FedOVA, late mean",
     "asynchronous FedOVA + spectral": "FedOVA + spectral",
 }
