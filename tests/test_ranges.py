@@ -166,6 +166,19 @@ def test_parts_that_a_codec_or_a_clip_changed_are_not_looked_at_as_they_were() -
         assert all(not record.get("dropped") for record in run.history)
 
 
+@pytest.mark.parametrize("codec", [fedge.Quantise(8), fedge.TopK(0.1), fedge.Cast()])
+def test_a_part_that_counts_is_not_encoded_however_many_numbers_it_has(codec: fedge.core.Codec) -> None:
+    """A trace of a holder would make a head as long as it liked, and of a codec's numbers nobody could tell."""
+    model = fedge.models.mlp(6, (5,), 70, seed=1).double()
+    algorithm = fedge.Compressed(fedge.SharedOVA(model, lr=0.2, epochs=1, batch_size=4), codec)
+    honest = trained(algorithm, "", lambda _, leaf, t: leaf)
+    assert all(record["dropped"] == [] for record in honest.history)
+    lied = trained(algorithm, "holders", lambda _, leaf, t: leaf * 1e-9 if leaf.is_floating_point() else leaf)
+    assert {drop["client"] for record in lied.history for drop in record["dropped"]} == {LIAR}
+    simulated = fedge.train(algorithm, ragged(toy_data()), rounds=4, seed=0)
+    assert close(simulated.params, honest.params) < 1e-9
+
+
 def test_a_range_is_part_of_a_task() -> None:
     tasks = first_order()["shared_ova"].tasks(Loopback(first_order()["shared_ova"], ragged(toy_data())).runtime.handle)
     assert tasks["train"].ranges == (Range("holders", 0.0, 1.0, whole=True),)

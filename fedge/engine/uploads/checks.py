@@ -77,7 +77,7 @@ def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor) ->
     """
     for one in task.ranges:
         part, whole = one.part, one.whole
-        if part not in upload or (task.codec is not None and is_coded(upload[part])):
+        if part not in upload or (task.codec is not None and is_coded(task, part, upload[part])):
             continue
         low, high = _ends(one, sent, examples)
         for name, leaf in upload[part].items():
