@@ -179,6 +179,15 @@ def test_a_part_that_counts_is_not_encoded_however_many_numbers_it_has(codec: fe
     assert close(simulated.params, honest.params) < 1e-9
 
 
+def test_moments_are_not_encoded_either() -> None:
+    """With ten classes they are 176 numbers from -1 to 1."""
+    inner = fedge.FedAvg(fedge.models.mlp(6, (5,), 10, seed=1).double(), lr=0.2, epochs=1, batch_size=4)
+    algorithm = fedge.Compressed(fedge.Calibrated(inner, every=1), fedge.Cast())
+    lied = trained(algorithm, "moments", lambda _, leaf, t: leaf * 30)
+    assert {drop["client"] for record in lied.history for drop in record["dropped"]} == {LIAR}
+    assert all("it must be from -1 to 1" in drop["reason"] for drop in lied.history[0]["dropped"])
+
+
 def test_a_range_is_part_of_a_task() -> None:
     tasks = first_order()["shared_ova"].tasks(Loopback(first_order()["shared_ova"], ragged(toy_data())).runtime.handle)
     assert tasks["train"].ranges == (Range("holders", 0.0, 1.0, whole=True),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -22,9 +23,9 @@ class Coded(NamedTuple):
 
 
 def is_coded(task: Task, name: str, part: Params) -> bool:
-    """Whether the codec sees a part of an upload; not one that counts, since the server divides by such numbers."""
-    counts = any(one.whole and one.part == name for one in task.ranges)
-    return not counts and tree.size(part) >= SMALL and all(leaf.is_floating_point() for leaf in part.values())
+    """Whether the codec sees a part of an upload; not one that has to lie between two ends: counts, shares, moments."""
+    bounded = any(math.isfinite(one.high) and one.part == name for one in task.ranges)
+    return not bounded and tree.size(part) >= SMALL and all(leaf.is_floating_point() for leaf in part.values())
 
 
 def split(upload: Payload) -> tuple[Payload, Payload]:
