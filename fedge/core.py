@@ -80,7 +80,9 @@ class Range(NamedTuple):
 
     With `name` this is so of one tensor of the part. What the server divides by has a `low` above 0. Of a part that
     grows with a client's examples, such as its number of steps, `most` says what clients with these numbers of examples
-    have at most: its numbers are compared with the other clients' as shares of that.
+    have at most: its numbers are compared with the other clients' as shares of that, and beyond twice that refused.
+    `least` says the same of the other end, where it depends on what was sent or on the examples: below half of it
+    numbers are refused.
     """
 
     part: str
@@ -89,6 +91,7 @@ class Range(NamedTuple):
     whole: bool = False
     name: str | None = None
     most: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> numbers of the part, [J]
+    least: Callable[[Payload, Tensor], Tensor] | None = None  # what was sent, numbers of examples -> the same, [J]
 
 
 @dataclass(frozen=True)

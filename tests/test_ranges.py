@@ -71,6 +71,8 @@ CASES = {
     "fewer than no holders": ("shared_ova", "holders", only("labels", -3.0)),
     "a trace of a holder": ("shared_ova", "holders", only("labels", 1e-9)),
     "an accuracy of 900": ("fedper", "accuracy", only("own", 900.0)),
+    "more steps than its examples make": ("fednova", "steps", only("sum", 300.0)),
+    "a longer path than its examples make": ("fedcm", "length", only("sum", 9.0)),
     "moments beyond one": ("calibrated_fedavg", "moments", only("second", -1.5)),
 }
 
@@ -111,6 +113,25 @@ def test_what_the_server_divides_by_is_above_zero(case: str, value: float) -> No
     assert not any("skipped" in record for record in run.history)
 
 
+SMALL = {
+    "a path shorter than its first step, shrinking": (lambda: in_single(fedge.FedCM, lr_decay=0.9), "length", "sum"),
+    "a weight beyond its examples": (lambda: in_single(fedge.SCAFFOLD, weighted=True), "presence", "inverse"),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("value", [1e-15, 1e-3])
+def test_a_divisor_is_what_the_round_and_the_examples_make_of_it(case: str, value: float) -> None:
+    """Else who is alone in a class once leaves a direction of any length there, or a control that stays for good."""
+    make, part, name = SMALL[case]
+    algorithm = fedge.FedOVA(make(), classes=3, weighted=True)
+    run = trained(algorithm, part, only(name, value), federation=one_holder(LIAR))
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert [drop["client"] for drop in dropped] == [LIAR] * 4
+    honest = trained(algorithm, part, lambda _, leaf, t: leaf, federation=one_holder(LIAR))
+    assert all(record["dropped"] == [] for record in honest.history)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -118,6 +139,9 @@ def test_what_the_server_divides_by_is_above_zero(case: str, value: float) -> No
         "fedcm",
         "fedcm_decay",
         "scaffold_weighted",
+        "fedova_scaffold_weighted",
+        "fednova",
+        "fednova_decay",
         "shared_ova",
         "lbfgs",
         "fedper",
@@ -142,9 +166,44 @@ def test_parts_that_a_codec_or_a_clip_changed_are_not_looked_at_as_they_were() -
         assert all(not record.get("dropped") for record in run.history)
 
 
+@pytest.mark.parametrize("codec", [fedge.Quantise(8), fedge.TopK(0.1), fedge.Cast()])
+def test_a_part_that_counts_is_not_encoded_however_many_numbers_it_has(codec: fedge.core.Codec) -> None:
+    """A trace of a holder would make a head as long as it liked, and of a codec's numbers nobody could tell."""
+    model = fedge.models.mlp(6, (5,), 70, seed=1).double()
+    algorithm = fedge.Compressed(fedge.SharedOVA(model, lr=0.2, epochs=1, batch_size=4), codec)
+    honest = trained(algorithm, "", lambda _, leaf, t: leaf)
+    assert all(record["dropped"] == [] for record in honest.history)
+    lied = trained(algorithm, "holders", lambda _, leaf, t: leaf * 1e-9 if leaf.is_floating_point() else leaf)
+    assert {drop["client"] for record in lied.history for drop in record["dropped"]} == {LIAR}
+    simulated = fedge.train(algorithm, ragged(toy_data()), rounds=4, seed=0)
+    assert close(simulated.params, honest.params) < 1e-9
+
+
+def test_moments_are_not_encoded_either() -> None:
+    """With ten classes they are 176 numbers from -1 to 1."""
+    inner = fedge.FedAvg(fedge.models.mlp(6, (5,), 10, seed=1).double(), lr=0.2, epochs=1, batch_size=4)
+    algorithm = fedge.Compressed(fedge.Calibrated(inner, every=1), fedge.Cast())
+    lied = trained(algorithm, "moments", lambda _, leaf, t: leaf * 30)
+    assert {drop["client"] for record in lied.history for drop in record["dropped"]} == {LIAR}
+    assert all("it must be from -1 to 1" in drop["reason"] for drop in lied.history[0]["dropped"])
+
+
 def test_a_range_is_part_of_a_task() -> None:
     tasks = first_order()["shared_ova"].tasks(Loopback(first_order()["shared_ova"], ragged(toy_data())).runtime.handle)
     assert tasks["train"].ranges == (Range("holders", 0.0, 1.0, whole=True),)
+
+
+@pytest.mark.parametrize("name", ["fednova", "fedova_fednova"])
+def test_who_joins_with_more_examples_than_it_weighs_has_no_more_steps_for_them(name: str) -> None:
+    """A device with data of its own is believed up to `max_weight`: what it counts with is not longer for 2^53."""
+    algorithm, federation = algorithms()[name], ragged(toy_data())
+    link = Liar(algorithm, federation, max_weight=100.0)
+    link.part, link.lie = "steps", lambda _, leaf, t: torch.full_like(leaf, 1e9)
+    sizes = link.directory.sizes
+    link.directory.sizes = lambda clients: torch.where(clients == LIAR, 2**53 - 1, sizes(clients))
+    run = fedge.train(algorithm, federation, rounds=2, seed=0, link=link)
+    assert {drop["client"] for record in run.history for drop in record["dropped"]} == {LIAR}
+    assert all("'steps/sum' has 1e+09, it must be" in drop["reason"] for drop in run.history[0]["dropped"])
 
 
 @pytest.mark.parametrize("link", [Loopback, Simulator])

@@ -23,7 +23,8 @@ class Compressed(Wrapper[Any]):
         the server uses   decode(c_k)  in place of  u_k
 
     e_k, zero at first, is client memory: it is not sent, and takes d numbers on every client that took part (per row in
-    FedOVA). Parts with fewer than 64 numbers, such as a few losses, are sent unchanged.
+    FedOVA). Parts with fewer than 64 numbers, such as a few losses, are sent unchanged, and so are counts and other
+    parts that have to lie between two ends.
 
     Bytes per round: down those of the inner algorithm, up those of the codec in place of d b (`fedge.codecs`).
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedge import tree
 from fedge.algorithms import schedule, server
@@ -79,10 +79,16 @@ class FedCM(Algorithm[State]):
             return {"delta": tree.sub(carry["params"], sent["params"]), "length": length}
 
         tasks = self._local().tasks("train", model, upload, hold=shares, bend=mixed)
-        # A client's first step is lr long, times the round's factor, which falls below any limit in the end. Half of it
-        # is below what any type makes of it; TINY is the least that numbers of single precision can be divided by.
-        least = self.lr / 2 if self.lr_decay == 1 else TINY
-        return ranged(tasks, Range("length", least, math.inf, most=lambda n: self.lr * self._local().longest(n)))
+        # TINY is the least that numbers of single precision can be divided by.
+        return ranged(tasks, Range("length", TINY, math.inf, most=self._longest, least=self._first_step))
+
+    def _longest(self, examples: Tensor) -> Tensor:
+        return self.lr * self._local().longest(examples)
+
+    def _first_step(self, sent: Payload, examples: Tensor) -> Tensor:
+        """How long a client's first step is: in the end the round's factor falls below any fixed limit."""
+        factor = schedule.factor(sent)
+        return self.lr * (torch.ones(()) if factor is None else factor)
 
     def _local(self) -> LocalTraining:
         rule = SGD(weight_decay=self.weight_decay)

@@ -85,7 +85,7 @@ class Private(Wrapper[State]):
 
     def _made_discreet(self, task: Task) -> Task:
         """What clients shorten is no whole number any more, and may be next to 0."""
-        shorter = tuple(one._replace(low=min(one.low, 0.0), whole=False) for one in task.ranges)
+        shorter = tuple(one._replace(low=min(one.low, 0.0), whole=False, least=None) for one in task.ranges)
         return replace(task, finish=self._discreet(task), ranges=shorter if self.on_client else task.ranges)
 
     def _discreet(self, task: Task) -> Finish:

@@ -21,7 +21,7 @@ from fedge.handle import by_target
 
 State = dict[str, Any]
 OWN, VISITS = "own_control", "visits"  # what a client remembers
-LEAST = Range("presence", 2.0**-53, 1.0, name="inverse")  # 1 / n_k: nobody can join with 2^53 examples
+LEAST = Range("presence", 2.0**-53, 1.0, name="inverse", least=lambda sent, examples: 1 / examples)  # it is 1 / n_k
 
 
 @dataclass(frozen=True, eq=False)

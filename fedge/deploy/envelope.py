@@ -68,19 +68,25 @@ def unpack(records: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def opened(records: RecordDict, wanted: Iterable[int] = ()) -> tuple[dict[str, Any], dict[int, bytes]]:
-    """What a device answered: its head, and the blobs at the wanted places; anything beside them is a ValueError."""
-    unknown = [name for name in records if name not in (HEAD, BLOBS)]
-    heads = records.config_records.get(HEAD, {})
+    """What a device answered: its head, and the blobs at the wanted places; anything beside them is a ValueError.
+
+    Names are looked at before what they name: one array can have any number of them, and is unpacked for each.
+    """
+    heads, places = records.config_records.get(HEAD, {}), {str(place): place for place in wanted}
+    _refuse(name for name in records if name not in (HEAD, BLOBS))
+    _refuse(name for name in heads if name not in ("head", ONCE))
+    _refuse(name for name in records.array_records.get(BLOBS, {}) if name not in places)
     raw = heads.get("head")
     if isinstance(raw, bytes) and len(raw) > MOST:
         raise ValueError(f"the head of its answer has {len(raw)} bytes, at most {MOST} are read")
     head, blobs = unpack(records)
-    places = {str(place): place for place in wanted}
-    unknown += [*(name for name in heads if name not in ("head", ONCE)), *(name for name in head if name not in SAID)]
-    unknown += [name for name in blobs if name not in places]
-    if unknown:
-        raise ValueError(f"its answer has a part that nobody asked for: {short(unknown[0])[:SHOWN]!r}")
+    _refuse(name for name in head if name not in SAID)
     return head, {places[name]: blob for name, blob in blobs.items()}
+
+
+def _refuse(unknown: Iterable[Any]) -> None:
+    for name in unknown:
+        raise ValueError(f"its answer has a part that nobody asked for: {short(name)[:SHOWN]!r}")
 
 
 def allow(records: RecordDict, seconds: float) -> RecordDict:

@@ -7,6 +7,7 @@ import itertools
 import re
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -568,6 +569,20 @@ def test_a_head_that_takes_long_to_write_out_is_not_written_out(said: str) -> No
     dropped = [drop for record in run.history for drop in record["dropped"] if drop["client"] == 2]
     assert all("a list" in drop["reason"] or "no node is this client" in drop["reason"] for drop in dropped)
     assert {drop["client"] for record in run.history for drop in record["dropped"]} == {2}
+
+
+def test_one_array_of_many_names_is_not_unpacked_for_each_of_them() -> None:
+    """A greeting of less than a megabyte took 3 GB: every name had a copy of its own."""
+    array = Array("uint8", (100_000,), f"{envelope.STAMPED}5000000", bytes(100_000))
+    record = ArrayRecord({str(place): array for place in range(2_000)})
+    answer = RecordDict({**pack({"client": 2}), envelope.BLOBS: record})
+    for wanted in ((), (0, 1)):
+        tracemalloc.start()
+        with pytest.raises(ValueError, match="its answer has a part that nobody asked for"):
+            envelope.opened(answer, wanted)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 5_000_000
 
 
 def test_a_head_of_many_megabytes_is_refused_unread() -> None:

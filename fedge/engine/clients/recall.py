@@ -78,7 +78,7 @@ class Recall:
         """Uploads of a task as the server sees them, the bytes that they took, and what the codec left out."""
         left: Payload = {}
         for name, part in upload.items() if task.feedback else ():
-            found = self._one(left_out(of, name), jobs.pairs())[0] if is_coded(_single(part)) else {}
+            found = self._one(left_out(of, name), jobs.pairs())[0] if is_coded(task, name, _single(part)) else {}
             left[name] = found or tree.zeros_like(part)
         keys = codec_key(client_keys, position, jobs.rows).to(self.device)
         done = vmap(lambda *args: code(task, *args), randomness="error")(upload, left, keys)

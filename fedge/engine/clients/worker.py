@@ -94,7 +94,7 @@ class Worker:
         """The upload as it travels, and what its codec left out, to be remembered."""
         task, job, left = self.tasks[of], [(self.client, row)], dict[str, dict[str, Tensor]]()
         for name, part in upload.items() if task.feedback else ():
-            known = is_coded(part) and self.memory.knows(left_out(of, name), job)[0]
+            known = is_coded(task, name, part) and self.memory.knows(left_out(of, name), job)[0]
             zeros = {key: torch.zeros_like(leaf) for key, leaf in part.items()}
             left[name] = _only(self.memory.get(left_out(of, name), job)) if known else zeros
         key = codec_key(torch.tensor(client_key(at, self.client)), position, torch.tensor(row))

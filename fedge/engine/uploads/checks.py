@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedge.core import Algorithm, Ask, Drop, Payload, Task
+from fedge.core import Algorithm, Ask, Drop, Payload, Range, Task
 from fedge.engine.clients.run_task import finished, parted
 from fedge.engine.uploads.coding import is_coded
 
@@ -19,6 +19,7 @@ IN_A_ROW = 5  # rounds without enough good uploads, after which a run ends
 TOO_LIGHT = re.compile(r"weight ((0|-\S+|nan) |\S+ is below)")  # of those that a client may not weigh
 FEW = 1 << 17  # numbers that are copied faster than they are read twice
 ROUNDING = 1 + 1e-6  # weights travel in single precision
+ROUGHLY = 2.0  # sums of many steps in half precision are off by less
 LIGHTEST = 1e-30  # of all weights: its products with uploads, and their quotients, stay within single precision
 
 
@@ -69,13 +70,18 @@ def _first(names: Iterable[object]) -> str:
     return min(map(str, names))
 
 
-def range_fault(task: Task, upload: Payload) -> str | None:
-    """Which number of an upload is none that the task can make; parts that a codec has changed are left alone."""
-    for part, low, high, whole, only, _ in task.ranges:
-        if part not in upload or (task.codec is not None and is_coded(upload[part])):
+def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor) -> str | None:
+    """Which number of an upload is none that the task can make of what was sent and so many examples, [1].
+
+    Parts that a codec has changed are left alone.
+    """
+    for one in task.ranges:
+        part, whole = one.part, one.whole
+        if part not in upload or (task.codec is not None and is_coded(task, part, upload[part])):
             continue
+        low, high = _ends(one, sent, examples)
         for name, leaf in upload[part].items():
-            if only is not None and name != only:
+            if one.name is not None and name != one.name:
                 continue
             least, most = (float(end) for end in leaf.double().aminmax()) if leaf.numel() else (low, high)
             if math.isfinite(least + most) and not _below(low) <= least <= most <= high * ROUNDING:
@@ -84,6 +90,13 @@ def range_fault(task: Task, upload: Payload) -> str | None:
             if whole and bool((leaf != leaf.round()).any()):
                 return f"'{part}/{name}' has numbers that are not whole"
     return None
+
+
+def _ends(one: Range, sent: Payload, examples: Tensor) -> tuple[float, float]:
+    """The least and the most of one client, with room for rounding where they depend on it."""
+    low = one.low if one.least is None else max(one.low, float(one.least(sent, examples)) / ROUGHLY)
+    high = one.high if one.most is None else min(one.high, float(one.most(examples)) * ROUGHLY)
+    return low, high
 
 
 def _below(low: float) -> float:

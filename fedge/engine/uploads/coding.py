@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,8 +22,10 @@ class Coded(NamedTuple):
     left: Payload
 
 
-def is_coded(part: Params) -> bool:
-    return tree.size(part) >= SMALL and all(leaf.is_floating_point() for leaf in part.values())
+def is_coded(task: Task, name: str, part: Params) -> bool:
+    """Whether the codec sees a part of an upload; not one that has to lie between two ends: counts, shares, moments."""
+    bounded = any(math.isfinite(one.high) and one.part == name for one in task.ranges)
+    return not bounded and tree.size(part) >= SMALL and all(leaf.is_floating_point() for leaf in part.values())
 
 
 def split(upload: Payload) -> tuple[Payload, Payload]:
@@ -55,7 +58,7 @@ def code(task: Task, upload: Payload, left: Payload, key: Tensor) -> Coded:
     assert task.codec is not None
     found = Coded(dict(upload), dict(upload), {})
     for place, (name, part) in enumerate(upload.items()):
-        if not is_coded(part):
+        if not is_coded(task, name, part):
             continue
         whole = tree.add(part, left[name]) if task.feedback else part
         found.sent[name] = task.codec.encode(whole, fold_tensor(key, place).to(key.device))
@@ -69,11 +72,13 @@ def decode(task: Task, sent: Payload, like: Payload) -> Payload:
     """What the server sees of one client's upload; `like` is the upload before it was encoded."""
     if task.codec is None:
         return sent
-    return {name: task.codec.decode(sent[name], part) if is_coded(part) else sent[name] for name, part in like.items()}
+    coded = {name for name, part in like.items() if is_coded(task, name, part)}
+    return {name: task.codec.decode(sent[name], part) if name in coded else sent[name] for name, part in like.items()}
 
 
 def sent_template(task: Task, like: Payload, key: Tensor) -> Payload:
     """What the encoding of such an upload looks like."""
     if task.codec is None:
         return like
-    return {name: task.codec.encode(part, key) if is_coded(part) else part for name, part in like.items()}
+    coded = {name for name, part in like.items() if is_coded(task, name, part)}
+    return {name: task.codec.encode(part, key) if name in coded else part for name, part in like.items()}

@@ -117,7 +117,7 @@ class Intake:
         found = dict(upload)
         for one in self.limits.tasks[task].ranges:
             if one.most is not None and one.part in upload:
-                most = one.most(self.limits.sizes(jobs.clients).double())
+                most = one.most(self.limits.examples(jobs.clients))
                 found[one.part] = tree.map_(lambda leaf, by=most: leaf / _beside(by, leaf), upload[one.part])
         return found
 

@@ -47,6 +47,10 @@ class Limits:
         self.tasks, self.sizes, self.max_weight, self.max_share = tasks, sizes, max_weight, max_share
         self._caps: dict[str, Tensor] = {}  # by task that has any: one per position, infinite where nobody is too heavy
 
+    def examples(self, clients: Tensor) -> Tensor:
+        """How many examples clients have, float64 [J]; whoever says that it has more is believed to have max_weight."""
+        return self.sizes(clients).double().clamp(max=self.max_weight)
+
     def most(self, task: str, jobs: Jobs) -> Tensor:
         """b_k of every job, float64 [J], on the CPU."""
         sizes, heaviest = self.sizes(jobs.clients), self.tasks[task].heaviest
