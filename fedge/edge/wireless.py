@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedge.checks import non_negative, positive
+from fedge.checks import brief, non_negative, positive
 from fedge.core import At
 from fedge.edge.devices import LEAST, MOST, Devices, Fleet, check_spread
 from fedge.edge.draws import Array, exponential, normal, uniform
@@ -107,4 +107,4 @@ class Cell(Fleet):
 
 def _within(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
-        raise ValueError(f"{name} is {value:g}, it must be from {least:g} to {most:g}")
+        raise ValueError(f"{name} is {brief(value)}, it must be from {least:g} to {most:g}")
