@@ -417,6 +417,22 @@ def test_resume_ends_with_the_same_bits(options: dict, tmp_path: Path) -> None:
         fedge.train(algorithm, where, rounds=6, cohort=3, seed=3, link=link, out=tmp_path / "b", resume=True)
 
 
+def test_a_run_does_not_go_on_with_a_file_of_devices_that_has_changed(tmp_path: Path) -> None:
+    algorithm, where, file = fedavg(), federation(), tmp_path / "devices.csv"
+
+    def run(rounds: int, resume: bool = False) -> fedge.Run:
+        link = Clock(Simulator(algorithm, where), where, Table(str(file), where.clients))
+        return fedge.train(algorithm, where, rounds=rounds, cohort=3, link=link, out=tmp_path / "a", resume=resume)
+
+    file.write_text("flops,down,up\n1e9,1e6,1e6\n2e9,1e6,1e6\n")
+    first = run(2).history
+    file.write_text("flops,down,up\n1e3,1e6,1e6\n2e9,1e6,1e6\n")
+    with pytest.raises(RunFolderError, match=r"the devices in the file .*devices\.csv.* have changed since the run"):
+        run(4, resume=True)
+    file.write_text("up, down, flops\n1e6, 1e6, 1e9\n1e6, 1e6, 2e9\n")  # the same devices
+    assert run(4, resume=True).history[:2] == first
+
+
 # Privacy
 
 
@@ -545,6 +561,28 @@ def test_the_cell_is_shannons() -> None:
     assert cell.devices(clients).compute_watts == pytest.approx(1e-28 * (2e9) ** 2 * 2e9)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("power_dbm", 1e4), ("noise_dbm", 1e5), ("noise_dbm", -1e5), ("station_dbm", -1e5), ("loss", 1e5), ("loss", -1e5),
+     ("slope", 1e30), ("shadowing", 1e30), ("bandwidth", 1e-300), ("slowest", 1e-300), ("flops_per_cycle", 1e38)],
+)  # fmt: skip
+def test_a_cell_of_which_no_seconds_come_is_refused_by_the_field(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{field} is .*it must be from .* to"):
+        Cell(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"loss": 300.0}, {"loss": -300.0}, {"noise_dbm": -300.0, "power_dbm": 300.0}, {"shadowing": 300.0, "slope": 300.0},
+     {"bandwidth": 1e-9}, {"bandwidth": 1e30}, {"slowest": 1e-9, "fastest": 1e30, "kappa": 3e38}],
+)  # fmt: skip
+def test_seconds_and_joules_of_any_cell_are_numbers(options: dict) -> None:
+    """Who hears nothing has a rate next to nothing: the seconds of its round were missing, and those of the run."""
+    run = trained(fedavg(), Cell(**options), rounds=2)
+    assert all(math.isfinite(record[name]) for record in run.history for name in ("virtual_seconds", "joules"))
+    assert all(record["virtual_seconds"] > 0 for record in run.history)
+
+
 def test_the_cell_fades_and_fills_its_disc() -> None:
     cell, clients = Cell(shadowing=0.0), np.arange(50_000)
     assert np.mean(cell.distance(clients) < 125) == pytest.approx(0.25, abs=0.01)
@@ -654,6 +692,7 @@ def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
         (lambda: Profiles("phones"), r"profile is 'phones' \(did you mean 'phone'\?\)"),
         (lambda: Profiles(network="5g"), "network is '5g'"),
         (lambda: Profiles(spread=0.5), "spread is 0.5, it must be at least 1"),
+        (lambda: Profiles(spread=1e300), r"spread is 1e\+300, it must be at least 1 .* and at most 1e\+30"),
         (lambda: Profiles(correlation=2.0), "correlation is 2.0, it must be between -1 and 1"),
         (lambda: Profiles("phone", availability=0.0), r"availability is 0\.0, it must be above 0 and at most 1"),
         (lambda: Profiles("phone", availability=1.5), r"availability is 1\.5, it must be above 0 and at most 1"),

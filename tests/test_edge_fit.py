@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fedge.cli.app import app
 from fedge.edge import Table
 from fedge.edge.fit import fit, read
+from fedge.edge.table import write
 from fedge.experiment import compare, flops_of, parse
 from tests.test_edge import TOML
 
@@ -93,6 +94,20 @@ def test_a_node_that_says_absurd_times_spoils_its_own_device_alone(name: str) ->
 @pytest.mark.parametrize("phases", [3, [7], [{}], [{"round": 1, "phase": 0, "seconds": "x", "clients": []}], None])
 def test_phases_that_are_none_are_left_out(phases: Any) -> None:
     assert read([{"round": 1, "phases": phases}]) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("seconds", 1e308), ("bytes", 1e308)])
+def test_damaged_logs_give_devices_that_can_be_read_again(key: str, value: float, tmp_path: Path) -> None:
+    records = logged(FLOPS, [1e5, 2e5], 1e-6)
+    phase = records[0]["phases"][0]
+    if key == "seconds":
+        phase[key] = value
+    else:
+        phase["clients"][0][3] = value
+    with np.errstate(all="raise"):
+        found = fit(read(records), FLOPS)
+    write(tmp_path / "d.csv", found.devices, ("node",))
+    assert len(Table(str(tmp_path / "d.csv"), 4).rows.T) == 4
 
 
 def test_phases_of_no_round_of_the_run_are_left_out() -> None:

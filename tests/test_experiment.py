@@ -527,6 +527,16 @@ def test_finished_runs_are_not_repeated_and_rounds_may_be_added(tmp_path: Path) 
     assert load(tmp_path / "experiment.toml").train["rounds"] == 3
 
 
+@pytest.mark.parametrize("settings", [("train.rounds=2",), ("algorithm.1.label=another", "algorithm.2.label=more")])
+def test_a_folder_with_runs_is_left_as_it_is_by_another_comparison(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Its experiment was replaced before the runs were found there: nothing could go on from the folder alone."""
+    compare(small("train.rounds=1"), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match="already holds a run: resume it, or choose another folder"):
+        compare(small(*settings), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_a_file_may_ask_for_clients_drawn_one_by_one(tmp_path: Path) -> None:
     run = compare(small("train.sampling=poisson"), tmp_path / "poisson")[0].run
     draw = cohorts(10, 3, "poisson")

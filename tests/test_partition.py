@@ -191,6 +191,8 @@ def test_many_clients_are_vectorised() -> None:
         (lambda: partition.iid([0, 1], 1, seed=None), "seed is None"),  # type: ignore[arg-type]
         (lambda: partition.dirichlet(LABELS, 5, alpha=0.0), "alpha is 0.0, must be positive"),
         (lambda: partition.quantity_skew(LABELS, 5, alpha=np.nan), "alpha is nan"),
+        (lambda: partition.dirichlet(LABELS, 5, alpha=10**400), r"alpha is 10+\.\.\., must be positive and finite"),
+        (lambda: partition.quantity_skew(LABELS, 5, alpha=1e308), r"alpha is 1e\+308, must be positive and finite"),
         (
             lambda: partition.dirichlet(LABELS, 100, min_examples=21),
             "need 2100 examples, there are 2000: use at most 95 clients or min_examples=20",

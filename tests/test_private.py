@@ -444,6 +444,7 @@ def test_a_run_whose_checkpoint_has_numbers_of_sums_alone_goes_on_with_its_own_n
 REFUSED = {
     "clip": (lambda: noisy(fedavg(), clip=0.0), "clip is 0.0, it must be greater than 0"),
     "noise": (lambda: noisy(fedavg(), -1.0), "noise is -1.0, it must be 0 or more"),
+    "tiny noise": (lambda: noisy(fedavg(), 1e-200), "noise is 1e-200, it must be 0, or at least 1e-30"),
     "held": (lambda: noisy(fedavg(), held=2.0), "held is 2.0, it must be above 0 and at most 1"),
     "delta": (lambda: noisy(fedavg(), delta=1.5), "delta is 1.5, it must be above 0 and below 1"),
     "clients": (lambda: fedge.Private(fedavg()), "clients is None and expected is None: say how many"),

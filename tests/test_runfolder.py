@@ -769,6 +769,50 @@ def test_a_link_in_the_place_of_lines_that_a_checkpoint_knows_is_replaced(tmp_pa
     assert len(records(tmp_path / "a")) == 4
 
 
+@pytest.mark.parametrize("what", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["checkpoint.pt", "rounds.jsonl", "ledger.jsonl", ".lock", "best.pt"])
+def test_what_is_no_file_in_a_run_folder_is_named_and_not_waited_for(name: str, what: str, tmp_path: Path) -> None:
+    """Reading a pipe waits for somebody to write into it, /dev/zero takes all memory."""
+    go(tmp_path / "a", rounds=2, observe=fedge.Observe(keep="best"))
+    _no_file(tmp_path / "a" / name, what)
+    if name == "best.pt":  # is not needed to go on
+        assert go(tmp_path / "a", rounds=4, resume=True, observe=fedge.Observe(keep="best")).rounds == 4
+        return
+    with pytest.raises(RunFolderError, match=r"a pipe or a device|it is a link"):
+        go(tmp_path / "a", rounds=4, resume=True)
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["checkpoint.pt", "rounds.jsonl", "config.toml", "clients.json", "summary.json"])
+def test_loading_a_run_waits_for_no_pipe_in_its_folder(name: str, what: str, tmp_path: Path) -> None:
+    table = {
+        "data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 5}, "model": {"name": "logistic"},
+        "train": {"rounds": 1, "cohort": 2}, "algorithm": [{"name": "fedavg"}],
+    }  # fmt: skip
+    compare(parse(table), tmp_path)
+    _no_file(tmp_path / "fedavg" / name, what)
+    if name == "summary.json":
+        assert fedge.load_run(tmp_path / "fedavg").rounds == 1
+        assert not experiments.is_finished(tmp_path / "fedavg", 1)
+        return
+    with pytest.raises(RunFolderError, match=r"a pipe or a device|there is no run in"):
+        fedge.load_run(tmp_path / "fedavg")
+
+
+def test_a_fresh_run_does_not_wait_for_a_pipe_in_its_folder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rounds.jsonl")
+    with pytest.raises(RunFolderError, match=r"cannot write to .*rounds\.jsonl"):
+        go(tmp_path, rounds=2)
+
+
+def _no_file(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+
 def test_a_run_of_an_experiment_does_not_go_where_a_link_leads(tmp_path: Path) -> None:
     table = {
         "data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 5}, "model": {"name": "logistic"},

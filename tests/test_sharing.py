@@ -109,6 +109,7 @@ def test_a_run_that_goes_on_ends_like_one_that_never_stopped(tmp_path) -> None:
         ({"portion": 0.0}, "portion is 0.0, it must be greater than 0 and at most 1"),
         ({"of": "al"}, "of is 'al'"),
         ({"warm_up": -1}, "warm_up is -1, it must be a whole number of at least 0"),
+        ({"warm_up": 2**31}, "warm_up is 2147483648, it must be at most 2147483647"),
         ({"warm_up": 1.5}, "warm_up is 1.5, it must be a whole number of at least 0"),
         ({"warm_up_lr": 0.0}, "warm_up_lr is 0.0, it must be greater than 0"),
     ],

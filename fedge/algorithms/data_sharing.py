@@ -9,7 +9,7 @@ import torch
 
 from fedge import inputs, keys, tree
 from fedge.algorithms.wrapper import Wrapper, chain
-from fedge.checks import choice, positive
+from fedge.checks import at_least_one, choice, positive
 from fedge.core import Algorithm, Batch, Examples, Flow, Params, Share
 from fedge.handle import Handle, parameters
 
@@ -51,6 +51,7 @@ class DataSharing(Wrapper[Any]):
         positive("warm_up_lr", self.warm_up_lr, optional=True)
         if isinstance(self.warm_up, bool) or not isinstance(self.warm_up, int) or self.warm_up < 0:
             raise ValueError(f"warm_up is {self.warm_up!r}, it must be a whole number of at least 0")
+        at_least_one("warm_up", self.warm_up or 1)  # and not too many
         self._check_inner()
 
     def _check_inner(self) -> None:

@@ -23,6 +23,7 @@ from fedge.core import Algorithm, Ask, Flow, Model, Note, Params, Payload, Priva
 
 State = dict[str, Any]
 Finish = Callable[..., tuple[Payload, Tensor]]
+LEAST = 1e-30  # of noise: its square has to be a number
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,8 @@ class Private(Wrapper[State]):
     def __post_init__(self) -> None:
         positive("clip", self.clip)
         non_negative("noise", self.noise)
+        if 0 < self.noise < LEAST:
+            raise ValueError(f"noise is {self.noise}, it must be 0, or at least {LEAST:g}: no epsilon is known of less")
         _share("held", self.held)
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta is {self.delta!r}, it must be above 0 and below 1: well below 1 / clients")

@@ -102,7 +102,8 @@ def fit_run(folder: Path, run_code: bool = False) -> Fitted:
         )
     with copies_allowed() if run_code else nullcontext():
         experiment = load(folder / "config.toml", [f"train.rounds={max(one.at[0] for one in phases)}"])
-    return fit_devices(phases, flops_of(experiment))
+    with place(str(folder)):
+        return fit_devices(phases, flops_of(experiment))
 
 
 def statistics(fleet: Fleet, devices: Devices) -> dict[str, Any]:

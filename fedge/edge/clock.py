@@ -249,14 +249,17 @@ class Clock(Around):
         return {**self.inner.about(), **({"devices": found} if found else {})}
 
     def settings(self) -> dict[str, Any]:
-        return {**self.inner.settings(), "edge": self._described()}
+        devices = {} if self.fleet.checksum is None else {"devices": self.fleet.checksum}
+        return {**self.inner.settings(), "edge": self._described(), **devices}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         before = settings.get("edge")
         if before is not None and before != self._described():
             was, now = _differing(str(before), self._described())
             raise ValueError(f"the run was timed with {was}, now it is {now}: restore that")
-        self.inner.restore({key: value for key, value in settings.items() if key != "edge"})
+        if settings.get("devices") not in (None, self.fleet.checksum):  # checkpoints of earlier versions have none
+            raise ValueError(f"the devices in the file of {self.fleet} have changed since the run began: restore it")
+        self.inner.restore({key: value for key, value in settings.items() if key not in ("edge", "devices")})
 
     def _described(self) -> str:
         return f"{self.fleet}, {self.policy}, stay={self.stay}, choice={self.choice}"

@@ -21,6 +21,7 @@ from fedge.edge.profiles import NETWORKS, PROFILES, Network, Profile
 from fedge.keys import DEVICE, fold
 
 MIDDLE = 2 * 1.6448536269514722  # standard deviations between the 5 % and the 95 % of a normal distribution
+LEAST, MOST = 1e-9, 1e30  # of speeds and rates: beyond them seconds and joules are no numbers any more
 KIND, SPEED, RATE = 0, 1, 2  # what is drawn of a device
 
 
@@ -46,6 +47,7 @@ class Fleet(ABC):
     """The devices of all clients."""
 
     kinds: tuple[str, ...]
+    checksum: int | None = None  # of devices that a file has, not the fields: the file may change before a run goes on
 
     @abstractmethod
     def devices(self, clients: Array) -> Devices:
@@ -143,8 +145,9 @@ def _columns(rows: Sequence[Profile | Network]) -> Array:
 
 
 def check_spread(spread: float, correlation: float, availability: float) -> None:
-    if not 1 <= spread < math.inf:
-        raise ValueError(f"spread is {spread}, it must be at least 1 (1: all devices of a kind are alike)")
+    if not 1 <= spread <= MOST:
+        limits = f"at least 1 (1: all devices of a kind are alike) and at most {MOST:g}"
+        raise ValueError(f"spread is {spread}, it must be {limits}")
     if not -1 <= correlation <= 1:
         raise ValueError(f"correlation is {correlation}, it must be between -1 and 1")
     if not 0 < availability <= 1:

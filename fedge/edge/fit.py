@@ -10,7 +10,6 @@ it worked, and the bytes of its messages. What each client had to do is counted 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from fedge.core import Ask, At, Examples, Share
-from fedge.edge.devices import Devices
+from fedge.edge.devices import LEAST, MOST, Devices
 from fedge.edge.draws import Array
 from fedge.edge.work import Workload
 from fedge.engine.links.base_link import Around, BaseLink, Replies
@@ -28,6 +27,7 @@ from fedge.federation import Federation
 FAST = 1e12  # bit/s: so fast that a message takes no time
 VARIES = 0.2  # of the mean: sizes that vary less say nothing about a rate
 SHORTEST = 1e-6  # seconds: no work of a client takes less
+LARGEST = 1e12  # seconds or bytes: no phase and no message has more
 
 Jobs = dict[tuple[int, int], dict[int, float]]  # (round, phase) -> client -> FLOPs
 
@@ -121,7 +121,7 @@ def read(records: Iterable[Mapping[str, Any]], last: int | None = None) -> list[
             if not _is_of(at[0], record, last):
                 continue
             seen = tuple(one for one in told if one.work > 0)
-            if seen and math.isfinite(seconds) and not any(one.work <= 0 and one.up <= 0 for one in told):
+            if seen and seconds <= LARGEST and not any(one.work <= 0 and one.up <= 0 for one in told):
                 found.append(Logged(at, seconds, seen))
     return found
 
@@ -134,7 +134,7 @@ def _is_of(round: int, record: Mapping[str, Any], last: int | None) -> bool:
 def _seen(seconds: float, client: int, start: float, work: float, down: float, up: float) -> Seen:
     """One client's entry; no work if what it says of it is not within the phase."""
     numbers = [float(one) for one in (start, work, down, up)]
-    fits = all(map(math.isfinite, numbers)) and min(numbers) >= 0 and SHORTEST <= numbers[1] <= seconds
+    fits = all(0 <= one <= LARGEST for one in numbers) and SHORTEST <= numbers[1] <= seconds
     return Seen(int(client), min(numbers[0], seconds), numbers[1] if fits else 0.0, numbers[2] + numbers[3], numbers[3])
 
 
@@ -161,7 +161,7 @@ def _devices(known: list[Logged], flops: Jobs) -> tuple[Devices, list[int]]:
             work[at] += seen.work
             start[at] += seen.start
             count[at] += 1
-    rate = np.where(done > 0, done, 1.0) / work
+    rate = np.clip(np.where(done > 0, done, 1.0) / work, LEAST, MOST)
     begin, per_byte = _rest(known)
     latency = begin + start / count
     bits = np.full(len(clients), 8 / per_byte if per_byte > 0 else FAST)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fedge.checks import nearest
-from fedge.edge.devices import KIND, Devices, Fleet
+from fedge.edge.devices import KIND, LEAST, MOST, Devices, Fleet
 from fedge.edge.draws import Array, uniform
 from fedge.keys import DEVICE, fold
 
@@ -25,7 +26,6 @@ OPTIONAL = {
 }
 COLUMNS = (*NEEDED, *OPTIONAL)
 LARGEST = 1 << 30  # bytes: some ten million devices
-LEAST, MOST = 1e-9, 1e30  # beyond them seconds and joules are no numbers any more
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Table(Fleet):
     rows: Array = field(init=False, repr=False, compare=False)  # [columns, rows]
     kind: Array = field(init=False, repr=False, compare=False)
     kinds: tuple[str, ...] = field(init=False, repr=False)
+    checksum: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lines = _read(Path(self.file))
@@ -52,6 +53,7 @@ class Table(Fleet):
         object.__setattr__(self, "rows", np.array(numbers, dtype=np.float64).T)
         object.__setattr__(self, "kinds", tuple(places))
         object.__setattr__(self, "kind", np.array([places[word] for word in words]))
+        object.__setattr__(self, "checksum", zlib.crc32(repr(words).encode(), zlib.crc32(self.rows.tobytes())))
 
     def devices(self, clients: Array) -> Devices:
         count = self.rows.shape[1]

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedge.checks import non_negative, positive
+from fedge.checks import brief, non_negative, positive
 from fedge.core import At
-from fedge.edge.devices import Devices, Fleet, check_spread
+from fedge.edge.devices import LEAST, MOST, Devices, Fleet, check_spread
 from fedge.edge.draws import Array, exponential, normal, uniform
 from fedge.keys import DEVICE, FADING, fold
 
 PLACE, SHADOW, CLOCK = 3, 4, 5  # what is drawn of a client's device
 DOWN, UP = 0, 1
+LOUDEST = 300.0  # decibels, either way: ten times that is more than a number can say
 
 
 def watts(dbm: float) -> float:
@@ -61,6 +62,10 @@ class Cell(Fleet):
     def __post_init__(self) -> None:
         for name in ("bandwidth", "radius", "slowest", "fastest", "flops_per_cycle", "kappa", "memory"):
             positive(name, getattr(self, name))
+        for name in ("bandwidth", "slowest", "fastest", "flops_per_cycle"):
+            _within(name, getattr(self, name), LEAST, MOST)
+        for name in ("power_dbm", "station_dbm", "noise_dbm", "loss", "slope", "shadowing"):
+            _within(name, getattr(self, name), -LOUDEST, LOUDEST)
         non_negative("shadowing", self.shadowing)
         check_spread(1.0, 0.0, self.availability)
         if self.fastest < self.slowest:
@@ -97,4 +102,9 @@ class Cell(Fleet):
         """bit/s of each of so many clients that share the band."""
         band = self.bandwidth / max(sharing, 1)
         found: Array = band * np.log2(1 + gain * watts(dbm) / (watts(self.noise_dbm) * band))
-        return found
+        return np.maximum(found, LEAST)  # who hears nothing would be waited for without end
+
+
+def _within(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {brief(value)}, it must be from {least:g} to {most:g}")

@@ -20,7 +20,7 @@ from fedge.experiment.setup import Setup, build
 from fedge.experiment.training import basics_of, engine_of, observe_of
 from fedge.loop import train
 from fedge.runs import atomic
-from fedge.runs.experiments import EXPERIMENT_FILE, forget_failure, note_failure, records, slug
+from fedge.runs.experiments import EXPERIMENT_FILE, forget_failure, note_failure, records, run_folders, slug
 from fedge.runs.folder import RunFolder, RunFolderError
 from fedge.runs.log import About
 from fedge.runs.record import why_ended
@@ -175,6 +175,8 @@ def _enter(stack: ExitStack, job: _Job) -> None:
     """Nobody else writes into this experiment's folder: another resume would begin with what is finished."""
     stack.enter_context(RunFolder(job.out).held())
     check_folders(job.out / slug(label) for label in job.setup.algorithms)
+    if not job.resume and any(RunFolder(one).begun for one in run_folders(job.out)):
+        raise RunFolderError(f"{job.out} already holds a run: resume it, or choose another folder")
 
 
 def check_folders(runs: Iterable[Path]) -> None:

@@ -25,7 +25,7 @@ from fedge.handle import Handle
 from fedge.inputs import Inputs
 from fedge.ledger import Ledger
 from fedge.problem import Problem
-from fedge.runs import checkpoint
+from fedge.runs import checkpoint, regular
 from fedge.runs.contents import check_content
 from fedge.runs.differences import as_plain, first_difference
 from fedge.runs.experiments import run_folders
@@ -76,7 +76,7 @@ def load_run(
 def _ended(folder: Path, rounds: int) -> str:
     """Why it was enough before all rounds were done, if it was."""
     try:
-        summary = parse_line((folder / "summary.json").read_bytes())
+        summary = parse_line(regular.content(folder / "summary.json"))
     except OSError:
         return ""  # it is not finished
     return str(summary.get("ended", "")) if summary is not None and summary.get("rounds") == rounds else ""
@@ -128,7 +128,7 @@ def _config(folder: Path, written: dict[str, Any]) -> dict[str, Any]:
     """The configuration in the folder, which has to be that of the checkpoint."""
     path = folder / "config.toml"
     with _whole(path):
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = tomllib.loads(regular.content(path).decode())
     _check_config(folder, table, written, path.name)
     return table
 
@@ -182,7 +182,7 @@ def _about(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """What is known of the clients and their examples; not more of them than were dealt to."""
     path = folder / "clients.json"
     with _whole(path):
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        found: dict[str, Any] = json.loads(regular.content(path))
         if type(found["clients"]) is not int or found["clients"] < 1:
             raise ValueError(f"clients is {found['clients']!r}")
         most = config.get("partition", config.get("federation", {})).get("clients")

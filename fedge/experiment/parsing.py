@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedge.checks import brief
 from fedge.experiment.axes import sweeps
 from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table, check_table, resolve, unknown
@@ -128,7 +129,7 @@ def _head(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise ExperimentError(f"name is {found['name']!r}, leave out what is no letter, digit, sign or space")
     target = found["target"]
     if target is not None and not 0 < target <= 1:
-        raise ExperimentError(f"target is {target:g}, it must be above 0 and at most 1: write 0.85 for 85 %")
+        raise ExperimentError(f"target is {brief(target)}, it must be above 0 and at most 1: write 0.85 for 85 %")
     return found
 
 

@@ -1,11 +1,12 @@
 """Argument checks that all partitions share: every error gives the value, the limit, the remedy."""
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from fedge.checks import LARGEST, brief
 
 
 def as_rows(name: str, values: ArrayLike | Tensor) -> NDArray[Any]:
@@ -52,8 +53,8 @@ def check_clients(clients: int, examples: int, min_examples: int = 1) -> None:
 
 def check_alpha(alpha: float) -> None:
     """Refuse a Dirichlet concentration that is not a positive finite number."""
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha is {alpha}, must be positive and finite: 0.1 is very uneven, 100 nearly even")
+    if not 0 < alpha <= LARGEST:  # the sum over clients has to be a number too
+        raise ValueError(f"alpha is {brief(alpha)}, must be positive and finite: 0.1 is very uneven, 100 nearly even")
 
 
 def generator(seed: int) -> np.random.Generator:

@@ -7,6 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
+from fedge.runs import regular
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing, even when the power goes: a temporary file is synced, then renamed."""
@@ -45,7 +47,7 @@ def refuse_link(path: Path) -> None:
 def in_place(path: str, flags: int) -> int:
     """The `opener` of files that are changed where they lie."""
     refuse_link(Path(path))
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return regular.handle(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _sync_folder(folder: Path) -> None:

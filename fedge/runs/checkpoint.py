@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedge.runs import atomic
+from fedge.runs import atomic, regular
 
 FIRST = b"fedge checkpoint 1\n"  # began the files of earlier versions
 MAGIC = b"fedge checkpoint 2 "
@@ -40,7 +40,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """What `save` wrote; tensors on the CPU."""
     try:
-        raw = path.read_bytes()
+        raw = regular.content(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (OSError, MemoryError) as error:

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedge.runs import atomic
+from fedge.runs import atomic, regular
 from fedge.runs.lines import parse
 
 EXPERIMENT_FILE = "experiment.toml"
@@ -75,7 +75,7 @@ def earlier(root: Path, name: str) -> list[Path]:
 def is_finished(run: Path, rounds: int, until: bool = False) -> bool:
     """Whether a run has its summary, and of no fewer rounds than are wanted now; with `until` it may have ended."""
     try:
-        summary: Any = json.loads((run / "summary.json").read_text("utf-8"))
+        summary: Any = json.loads(regular.content(run / "summary.json"))
         return bool(summary["rounds"] >= rounds or (until and summary.get("ended")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return False
@@ -90,7 +90,7 @@ def note_failure(run: Path, why: str) -> None:
 def failure(run: Path) -> str | None:
     """Why a run failed when it was last tried, or None."""
     try:
-        return str(json.loads((run / FAILURE_FILE).read_text("utf-8"))["failed"])
+        return str(json.loads(regular.content(run / FAILURE_FILE))["failed"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedge.runs import atomic
+from fedge.runs import atomic, regular
 
 Record = dict[str, Any]
 
@@ -72,7 +72,7 @@ class Lines:
 
     def _lines(self) -> list[bytes]:
         try:
-            raw = self.path.read_bytes()
+            raw = regular.content(self.path)
         except FileNotFoundError:
             raise DamagedFile(f"{self.path.name} is missing") from None
         except (OSError, MemoryError) as error:
