@@ -1,7 +1,8 @@
 """What an ask costs every client, before anybody is asked: FLOPs of the fold, bytes down, bytes up.
 
-FLOPs are counted, not guessed: one step of the task is run on one example and on two, and the matrix products and
-convolutions in it are added up. A client with n examples does  jobs * (steps * per_step + visits * per_example + once).
+FLOPs are counted, not guessed: one step of the task is run on one example and on two, after a first one that is not
+counted, and the matrix products and convolutions in it are added up. A client with n examples does
+jobs * (steps * per_step + visits * per_example + once).
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Workload:
         jobs = np.ones(len(clients), np.int64) if rows is None else self._jobs(ask, tasks[0], clients)
         steps = np.array([_steps(task, n) for task in tasks])
         up = sum(cost.up for cost in costs)
-        need = payload_bytes(sent) + max(cost.memory for cost in costs)
+        need = payload_bytes(sent) + sum(cost.memory for cost in costs)
         bytes_down = payload_bytes(ask.send) // (rows or 1)
         flops = jobs * self.flops(tasks, costs, n, steps)
         return Work(jobs, flops, jobs * bytes_down, jobs * up, np.full(len(clients), need), steps)
@@ -174,6 +175,7 @@ class Workload:
         step, row = one_step(task), torch.tensor(0)
         with Counted() as begin:
             carry = task.start(known)
+        step(known, carry, self._batch(1), row)  # what a model does once, such as trying its layers, is not counted
         found = []
         for examples in (1, 2):
             with Counted() as counted:
