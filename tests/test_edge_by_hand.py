@@ -21,6 +21,7 @@ from fedge.edge import (
     Choice,
     Clock,
     Deadline,
+    FirstOf,
     PartialWork,
     Profiles,
     Table,
@@ -36,7 +37,7 @@ from fedge.engine import Simulator
 from fedge.engine.clients.run_task import one_step
 from fedge.experiment import flops_of, parse
 from fedge.keys import LEAVING, fold
-from tests.cases import algorithms, toy_data
+from tests.cases import algorithms, close, toy_data
 from tests.test_edge import SLOW, TOML, device_file, fedavg, federation, trained
 from tests.test_edge_fit import logged
 
@@ -85,6 +86,39 @@ def test_rows_that_are_not_asked_for_are_no_work() -> None:
     held = [set(where.data.train_y[where.examples(k)].tolist()) for k in range(7)]
     assert some.jobs.tolist() == [len(labels & {0, 2}) for labels in held]
     assert some.jobs.tolist() != load.of(ask, np.arange(7)).jobs.tolist()
+
+
+DIFFERENT = [
+    (name, *rest)
+    for name in ("fedova_subspace", "fedova_lbfgs_slopes", "fedova_lbfgs_product_next")
+    for rest in ((None, 2, 1), (FirstOf(2), 3, 3))
+]
+DIFFERENT.append(("fedova_lbfgs_product_next", FirstOf(2), 3, 1))  # one who is late has nothing to do with one ask
+
+
+@pytest.mark.parametrize(("name", "policy", "cohort", "seed"), DIFFERENT)
+def test_classes_that_are_asked_different_things(name: str, policy: FirstOf | None, cohort: int, seed: int) -> None:
+    """A class whose holders were not drawn yet has no pair or direction: a phase has several asks, of other shapes."""
+    algorithm, where, many = algorithms()[name], federation(), list[int]()
+
+    class Compared(Clock):
+        def ask(self, at, asks, clients):
+            before = len(self.ledger)
+            replies = super().ask(at, asks, clients)
+            many.append(len(asks))
+            for ask, row in zip(asks, self.ledger.rows[before:], strict=True):
+                work = self.load.of(ask, clients.numpy())
+                assert row.clients == int((work.jobs > 0).sum())
+                if policy is None:
+                    assert (row.down, row.up) == (work.down.sum(), work.up.sum())
+            return replies
+
+    link = Compared(Simulator(algorithm, where), where, SLOW, policy)
+    timed = fedge.train(algorithm, where, rounds=4, cohort=cohort, seed=seed, link=link)
+    if policy is None:
+        plain = fedge.train(algorithm, where, rounds=4, cohort=cohort, seed=seed)
+        assert close(plain.params, timed.params) == 0
+    assert max(many) == 2
 
 
 def test_a_fisher_diagonal_costs_every_example_a_backward_pass() -> None:
