@@ -594,3 +594,47 @@ def test_a_run_in_which_everybody_leaves_says_so_and_ends() -> None:
     with pytest.raises(TooFewReplies, match=told):
         run(fedge.FedBuff(fedavg(), buffer=2), cohort=4, stay=1e-6)
     run(fedge.FedBuff(fedavg(), buffer=2), cohort=4, stay=1e6)
+
+
+REMEMBERS = {"server_momentum": 0.5, "server_lr": 0.5}
+SERVERS = {
+    "fedasync_shorter": lambda: fedge.FedAsync(fedavg(server_lr=0.5), alpha=0.7, staleness=1.0),
+    "fedasync_momentum": lambda: fedge.FedAsync(fedavg(**REMEMBERS), alpha=0.7, staleness=1.0),
+    "fedbuff_weighted_momentum": lambda: fedge.FedBuff(fedavg(**REMEMBERS), buffer=2, weighted=True, staleness=1.0),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_step_of_the_server_is_that_of_a_plain_loop(name: str) -> None:
+    """Its length, its momentum, and weights and staleness with them: as sums of many steps, and one by one."""
+    algorithm = SERVERS[name]()
+    found, plain = run(algorithm, cohort=5), Plain(algorithm, 5)
+    for _ in range(4 * 5):
+        plain.event()
+    assert max(plain.old) > 1
+    assert close(found.params, plain.models[0]) < 1e-11
+
+
+def test_an_upload_that_was_refused_does_not_count_in_a_later_round() -> None:
+    """It may be computed, with whatever is under way, rounds before its client answers."""
+    found = run(fedge.FedAsync(fedavg()), where=loud([1], 1e6), cohort=2, rounds=40)
+    told = [record["dropped"] for record in found.history if 1 in record["cohort"]]
+    assert all(told)
+    assert len(told) > 3
+
+
+def test_answers_in_buffers_count_unless_all_that_were_looked_at_are_bad() -> None:
+    """Three answers, two of which fill a buffer and are bad: the third, which waits, does not save the round."""
+    records = list[Any]()
+    with pytest.raises(TooFewReplies):
+        run(fedge.FedBuff(fedavg(lr=1e9), buffer=2), where=loud(range(7), 1e305), rounds=9, on_round=records.append)
+    assert records
+    assert all("skipped" in record for record in records)
+
+
+def test_rounds_that_are_skipped_one_after_another_are_not_the_same_round() -> None:
+    records = list[Any]()
+    with pytest.raises(TooFewReplies):
+        run(fedge.FedBuff(fedavg(), buffer=2), cohort=4, stay=1e-3, rounds=9, on_round=records.append)
+    assert len(records) > 2
+    assert len({record["virtual_seconds"] for record in records}) == len(records)

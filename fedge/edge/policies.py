@@ -80,8 +80,10 @@ class PartialWork(WaitForAll):
 
         steps_k = max(1, floor(steps of the task * (seconds - what is not computing) / compute_k)),  at most all
 
-    Steps end within an epoch, so this is an exact fractional number of epochs. Weights stay the clients' numbers of
-    examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were done.
+    Steps end within an epoch, so this is an exact fractional number of epochs. They count as equally long: where the
+    last batch of an epoch is smaller, a client is over its time by less than a batch. Weights stay the clients'
+    numbers of examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were
+    done.
     """
 
     seconds: float = 60.0

@@ -1,12 +1,13 @@
 """What an ask costs every client, before anybody is asked: FLOPs of the fold, bytes down, bytes up.
 
-FLOPs are counted, not guessed: one step of the task is run on one example and on two, and the matrix products and
-convolutions in it are added up. A client with n examples does  jobs * (steps * per_step + visits * per_example + once).
+FLOPs are counted, not guessed: one step of the task is run on one example and on two, after a first one that is not
+counted, and the matrix products and convolutions in it are added up. A client with n examples does
+jobs * (steps * per_step + visits * per_example + once).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ class Workload:
         self.model_bytes = sum(leaf.nbytes for leaf in self.params.values())
         self.offsets: Array = federation.offsets.cpu().numpy()
         self.shared = 0  # examples that every client got
-        self._known: Payload = {}  # one row's worth of what the cohort holds
+        self._known: dict[int, Payload] = {}  # what the cohort holds, by row; classes may be asked different things
         self._costs: dict[Any, list[Cost]] = {}
         self._rows: dict[int, tuple[int, ...]] = {}  # by client
         self._held: dict[tuple[int, ...], tuple[int, ...]] = {}  # rows, by the labels that a client holds
@@ -117,14 +118,14 @@ class Workload:
     def of(self, ask: Ask, clients: Array) -> Work:
         """What an ask costs these clients when they do all of it."""
         tasks = named(self.tasks, ask)
-        rows = None if tasks[0].rows is None else len(ask.rows if ask.rows is not None else range(tasks[0].rows))
+        rows = _rows(ask, tasks[0])
         sent = ask.send if rows is None else {name: tree.take(part, 0) for name, part in ask.send.items()}
-        costs, n = self._cost(ask, tasks, sent), self.sizes(clients)
+        costs, n = self._cost(ask, tasks, sent, (0,) if rows is None else rows), self.sizes(clients)
         jobs = np.ones(len(clients), np.int64) if rows is None else self._jobs(ask, tasks[0], clients)
         steps = np.array([_steps(task, n) for task in tasks])
         up = sum(cost.up for cost in costs)
-        need = payload_bytes(sent) + max(cost.memory for cost in costs)
-        bytes_down = payload_bytes(ask.send) // (rows or 1)
+        need = payload_bytes(sent) + sum(cost.memory for cost in costs)
+        bytes_down = payload_bytes(ask.send) // len(rows or (0,))
         flops = jobs * self.flops(tasks, costs, n, steps)
         return Work(jobs, flops, jobs * bytes_down, jobs * up, np.full(len(clients), need), steps)
 
@@ -153,19 +154,19 @@ class Workload:
         return (ask.tasks, ask.reuse, len(ask.rows or ()), *shapes)
 
     @torch.no_grad()
-    def _cost(self, ask: Ask, tasks: list[Task], sent: Payload) -> list[Cost]:
+    def _cost(self, ask: Ask, tasks: list[Task], sent: Payload, rows: Sequence[int]) -> list[Cost]:
         kind = self._kind(ask)
         if kind not in self._costs:
             here = {name: {key: leaf.cpu() for key, leaf in part.items()} for name, part in sent.items()}
-            known, costs = self._known | here, list[Cost]()
+            known, costs = self._known.get(rows[0], {}) | here, list[Cost]()
             for task in tasks:
                 costs.append(self._measure(task, known))
                 known = known | costs[-1].keeps
             self._costs[kind] = costs
         # what the cohort now holds: shapes are all that matters, so it is enough to know it once
-        self._known |= {name: part for name, part in sent.items() if name not in self._known}
-        for cost in self._costs[kind]:
-            self._known |= cost.keeps
+        keeps = {name: part for cost in self._costs[kind] for name, part in cost.keeps.items()}
+        for row in rows:
+            self._known[row] = sent | self._known.get(row, {}) | keeps
         return self._costs[kind]
 
     def _measure(self, task: Task, sent: Payload) -> Cost:
@@ -174,6 +175,7 @@ class Workload:
         step, row = one_step(task), torch.tensor(0)
         with Counted() as begin:
             carry = task.start(known)
+        step(known, carry, self._batch(1), row)  # what a model does once, such as trying its layers, is not counted
         found = []
         for examples in (1, 2):
             with Counted() as counted:
@@ -206,6 +208,13 @@ class Workload:
     def _batch(self, examples: int) -> Batch:
         again = torch.zeros(examples, dtype=torch.long)
         return Batch(inputs.take(self.x, again), self.y[again], torch.ones(examples, dtype=torch.bool), torch.tensor(0))
+
+
+def _rows(ask: Ask, task: Task) -> Sequence[int] | None:
+    """The rows that are asked for; None: the task has none."""
+    if task.rows is None:
+        return None
+    return range(task.rows) if ask.rows is None else ask.rows
 
 
 def _uploaded(task: Task, upload: Payload, weight: Tensor) -> int:
