@@ -1,3 +1,4 @@
+import math
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -38,6 +39,13 @@ def pytest_runtest_makereport(
 def one_thread() -> None:
     """Small tensors are slower on several threads, and much slower when tests share the machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def long_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are recorded as in a run of unknown length: the short runs of tests would hardly record any."""
+    if not request.node.get_closest_marker("short_runs"):
+        monkeypatch.setattr("fedge.engine.choosing.Choosing._ahead", lambda link: math.inf)
 
 
 @pytest.fixture

@@ -660,7 +660,9 @@ def test_who_alone_answers_one_ask_of_two_moves_the_sum_by_the_limit_at_most(lin
 
     with_it = step(algorithm, federation, link=Half(algorithm, federation))
     without = step(algorithm, federation, link=Lossy(Half(algorithm, federation), {(1, "one", 6)}))
-    assert 0 < CLIENTS * float(tree.norm(tree.sub(with_it, without))) <= math.sqrt(2) * clip * ROUNDING  # the sum of two parts
+    assert (
+        0 < CLIENTS * float(tree.norm(tree.sub(with_it, without))) <= math.sqrt(2) * clip * ROUNDING
+    )  # the sum of two parts
     assert CLIENTS * float(tree.norm(without)) > 2 * clip
 
 

@@ -81,7 +81,9 @@ class Stack:
         examples = simulator.population.flat_examples(jobs.clients, where)
         if id(task) not in self._folds:
             coarse = simulator.device.type == "cuda"
-            self._folds[id(task)] = Stacked(task, dict.fromkeys(payload, 0), simulator.compile, simulator.most, coarse)
+            self._folds[id(task)] = Stacked(
+                task, dict.fromkeys(payload, 0), simulator.compile, simulator.most, coarse=coarse
+            )
         schedule = Schedule(task, examples, sizes, jobs.keys)
         return self._folds[id(task)](payload, schedule, simulator.gather, jobs.rows.to(simulator.device))
 

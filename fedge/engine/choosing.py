@@ -40,6 +40,9 @@ class Choosing(BaseLink):
     pool: ThreadPool
     directory: Directory
     rounds: int | None  # of the run, if that is known
+    _round: int | None = None
+    _begun: int = 0  # rounds that this link has begun
+    _share: float = 1.0  # of a phase's steps, those that are taken where they may be recorded
     _limit: int | None = None  # steps of a client, while ways are measured
     _folds: dict[Any, Any]
     _steps: Steps
@@ -197,6 +200,15 @@ class Choosing(BaseLink):
         steps = sum(task.steps(size) for task in tasks for size in sizes)
         few = sum(min(STEPS, task.steps(max(sizes))) for task in tasks)
         return seconds * steps / few * max(1.0, SHARE * self.rounds)
+
+    def _ahead(self) -> float:
+        """How many times as long as what went before the rest of the run is; infinite if that is not known.
+
+        What is saved counts for all steps, also those that workers take side by side, who record nothing.
+        """
+        if self.rounds is None:
+            return math.inf
+        return max(0, self.rounds - self._begun) / max(1, self._begun) / self._share
 
     def _limited(self, task: Task) -> Task:
         """The task with the few steps of a trial, while ways are measured."""

@@ -108,7 +108,8 @@ class Folding(Choosing):
         if kind not in self._folds:
             gpu = self.device.type == "cuda"
             in_c = {"native": True} if self._in_c and not self._has_layers else {}
-            self._folds[kind] = Stacked(task, dims, self.compile and not self._in_c, self.most, coarse=gpu, **in_c)
+            compile = self.compile and not self._in_c
+            self._folds[kind] = Stacked(task, dims, compile, self.most, self._ahead, coarse=gpu, **in_c)
         draws = None if draws is None else draws.to(self.device)
         with stacking() if self._limit is None else nullcontext():  # a trial that fails is told by its own words
             return self._folds[kind](payload, schedule, self.gather, jobs.rows.to(self.device), draws)
@@ -157,7 +158,7 @@ class Folding(Choosing):
         row = jobs.rows[0].to(self.device)
         batches = one_client(self._limited(task), x, y, client_key(at, client), limit)
         if name not in self._steps:
-            self._steps[name] = Traced(one_step(task))
+            self._steps[name] = Traced(one_step(task), ahead=self._ahead)
         key = None if draws is None else draws[0].to(self.device)
         upload, weight = fold_one(task, sent, batches, len(y), row, self._steps[name], record, key)
         return {n: tree.map_(lambda t: t[None], p) for n, p in upload.items()}, weight[None]

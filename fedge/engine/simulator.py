@@ -204,6 +204,8 @@ class Simulator(Folding):
 
     def open(self, at: At, asks: tuple[Ask, ...]) -> None:
         """A phase begins."""
+        self._begun += at.round != self._round
+        self._round = at.round
         if begins_anew(at, asks):
             self.forget()
         self.memory.begin(at)
@@ -278,7 +280,9 @@ class Simulator(Folding):
     def _done(self, at: At, ask: Ask, tasks: list[Task], jobs: Jobs) -> Iterator[tuple[Jobs, Tensor, list[Done]]]:
         """Every chunk of jobs, its positions on the device and what it did; single jobs by one worker per core."""
         chunks = self._chunks(tasks, jobs)
-        shared = self.loops and 1 < self.pool.workers <= jobs.clients.shape[0]
+        count = jobs.clients.shape[0]
+        shared = self.loops and 1 < self.pool.workers <= count
+        self._share = self.pool.workers / count if shared else 1.0
         known = self.way == "plain" or all(n in self._steps and self._steps[n].recorded for n in ask.tasks)
         for part in chunks if not shared else islice(chunks, 0 if known else 1):  # workers record nothing
             yield from self._sparing(at, ask, tasks, part)

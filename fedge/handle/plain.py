@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedge.core import Batch, Loss, Params
 from fedge.handle import curvature
@@ -21,6 +20,7 @@ from fedge.handle.fisher_diagonal import separable
 from fedge.handle.layer_inputs import Moments, complete, sides
 from fedge.handle.module import check_module, is_still, leave_weights_apart
 from fedge.handle.recurrent import ByStep
+from fedge.handle.swapped import Swapped
 from fedge.inputs import Inputs, arguments
 
 
@@ -49,6 +49,7 @@ class Handle:
         check_module(module)
         self.module = copy.deepcopy(module).to(device).requires_grad_(False)
         leave_weights_apart(self.module)
+        self.swapped = Swapped(self.module)
         self._still = [layer for layer in self.module.modules() if is_still(layer)]
         self.per_example = loss
         self._separable: list[str] | None = None
@@ -64,7 +65,7 @@ class Handle:
             self.set_training(key is not None)
         masks = getattr(mode, "masks", None)
         with AddressedDropout(key, masks) if key is not None else nullcontext(), mode or nullcontext():
-            out: Tensor = functional_call(self.module, params, *arguments(x))
+            out: Tensor = self.swapped(params, *arguments(x))
         return out
 
     def set_training(self, training: bool) -> None:

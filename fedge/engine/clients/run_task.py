@@ -15,6 +15,7 @@ from fedge.core import Batch, Carry, Params, Payload, Task
 from fedge.engine.clients.batches import Schedule
 from fedge.engine.recording import pytree
 from fedge.engine.recording.c_program import Native, steps_of
+from fedge.engine.recording.payoff import Ahead, endless
 from fedge.engine.recording.recorder import Replayed, Traced
 from fedge.engine.recording.untouched import untouched
 from fedge.keys import FINISH, fold_tensor
@@ -55,10 +56,11 @@ def fold_one(
     state = drawn()
     try:
         carry = task.start(sent) if take is None else pytree.map_(_own, task.start(sent))
-        if take is None:
+        if take is None or not (record or take.recorded):
+            once = one_step(task)
             for step, batch in enumerate(batches):
                 with untouched(step == 0, sent=sent, carry=carry, batch=batch):
-                    carry = one_step(task)(sent, carry, batch, row)
+                    carry = once(sent, carry, batch, row)
         else:
             own = None if record else one_step(task)
             for step, found in enumerate(take.fold(sent, carry, ((batch,) for batch in batches), row, own)):  # noqa: B007
@@ -151,6 +153,7 @@ class Stacked:
         dims: dict[str, int | None],
         compile: bool = False,
         most: int = 1 << 20,
+        ahead: Ahead = endless,
         coarse: bool = False,
         native: bool = False,
     ) -> None:
@@ -159,12 +162,12 @@ class Stacked:
         def first(sent: Payload, row: Tensor) -> Carry:
             return task.start(sent)
 
-        self.start = Replayed(vmap(first, in_dims=(dims, 0), randomness="error"))
-        self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile)
+        self.start = Replayed(vmap(first, in_dims=(dims, 0), randomness="error"), ahead=ahead)
+        self.step = Traced(vmap(one_step(task), in_dims=(dims, 0, 0, 0), randomness="error"), compile, ahead)
         self.native = Native(one_step(task), self.step, dims) if native else None
         ends = (dims, 0, 0, 0) if task.draws else (dims, 0, 0)
         last = vmap(partial(finished, task), in_dims=ends, randomness="error")
-        self.finish, self.spend = Replayed(last), Replayed(last, spends=1)
+        self.finish, self.spend = Replayed(last, ahead=ahead), Replayed(last, spends=1, ahead=ahead)
 
     def __call__(
         self, sent: Payload, schedule: Schedule, gather: Gather, rows: Tensor, keys: Tensor | None = None

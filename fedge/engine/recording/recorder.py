@@ -1,7 +1,8 @@
 """A vectorised step, recorded once as a plain list of tensor operations and replayed.
 
 vmap and grad cost more than the arithmetic of a small model: they interpret the step anew every time. After a step has
-been taken `WARM` times with the same shapes, it is recorded below those layers and the recording is run from then on:
+been taken `WARM` times with the same shapes, on a CPU often enough to repay it in the rest of the run (`payoff`), it is
+recorded below those layers and the recording is run from then on:
 on a CPU the same operations in the same order, so the same bits; on a GPU as one CUDA graph, launched as a whole. What
 cannot be recorded goes on as before. Compiling takes seconds and is kept for shapes that many steps share. On a CPU,
 stacks of two heights are recorded, and those of other heights follow from them (`heights`).
@@ -14,14 +15,17 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -32,6 +36,7 @@ from fedge.engine.recording.cuda_graph import Captured, Function, compiled
 from fedge.engine.recording.graph_passes import call_directly, overwrite_spent, simplify, split_updates, update_in_place
 from fedge.engine.recording.heights import Heights
 from fedge.engine.recording.memory_passes import reuse_memory, side_by_side
+from fedge.engine.recording.payoff import Ahead, Payoff, endless
 from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -66,9 +71,10 @@ def _after(calls: int) -> Iterator[None]:
 class Traced:
     """A step (sent, carry, batch, row) -> carry, recorded for every set of shapes it is often called with."""
 
-    def __init__(self, function: Function, compile: bool = False) -> None:
+    def __init__(self, function: Function, compile: bool = False, ahead: Ahead = endless) -> None:
         self.function, self.compile = function, compile
         self.calls: Counter[Any] = Counter()
+        self.payoff = Payoff(ahead)
         self.recorded: dict[Any, Function] = {}
         self._trials: dict[Any, Function] = {}  # recorded, and not yet compared on other numbers
         self._refused: set[Any] = set()  # shapes that cannot be recorded: every thread takes its own step
@@ -121,8 +127,11 @@ class Traced:
                     replayed += 1
                     continue
                 args = (sent, pytree.unflatten(flat, spec), batch, row)
+                begin = time.perf_counter()
                 with untouched(self._is_new(shapes), sent=sent, carry=args[1], batch=batch):
                     expected = pytree.leaves_as((function or self.function)(*args), spec)
+                if function is None:
+                    self.payoff.took(time.perf_counter() - begin, shapes, *self._family(args))
                 if function is None and shapes in self._trials:
                     self._try(shapes, args, expected)
                 elif function is None and shapes not in self._refused and not self._followed(shapes, args, expected):
@@ -152,14 +161,34 @@ class Traced:
 
     def _count(self, shapes: Any, args: tuple[Any, ...], device: str) -> None:
         self.calls[shapes] += 1
-        if self.calls[shapes] > WARM.get(device, 8) and len(self.recorded) < MOST.get(device, 64):
+        kind, recordings = self._kind(shapes, args)
+        warm = WARM.get(device, 8)
+        if self.payoff.calls(kind) > warm and len(self.recorded) < MOST.get(device, 64):
+            if device == "cpu" and warm and not self.payoff.pays(kind, recordings, bool(args[3].dim())):
+                return
+            begin = time.perf_counter()
             compile = self.compile and self._worth_compiling(shapes)
-            if (run := self._record(args, compile)) is None:
+            run = self._record(args, compile)
+            self.payoff.recorded(time.perf_counter() - begin)
+            if run is None:
                 self._refused.add(shapes)
                 return
             self._trials[shapes] = run
             if self.compile and not compile:
                 self._simple.add(shapes)
+
+    def _kind(self, shapes: Any, args: tuple[Any, ...]) -> tuple[Any, int]:
+        """What a recording of this step is good for, and how many that takes: on a CPU two are enough for stacks of all
+        heights, unless their operations differ."""
+        for family in self._family(args):
+            heights = self._heights.get(family)
+            if heights is None or not heights.given_up:
+                return family, 2
+        return shapes, 1
+
+    def _family(self, args: tuple[Any, ...]) -> list[Any]:
+        """What stacks of all heights have in common; nothing if there is one height."""
+        return [_but_height(args)] if args[3].dim() and args[3].device.type == "cpu" else []
 
     def _try(self, shapes: Any, args: tuple[Any, ...], expected: list[Tensor]) -> None:
         """Use a recording from now on if it does the same on other numbers than those that it was made with.
@@ -248,7 +277,14 @@ class Traced:
         return Captured(graph.forward, leaves, carry)
 
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
-        return make_fx(self._plainly(spec))(*leaves)
+        with _one_mode():
+            return make_fx(self._plainly(spec))(*leaves)
+
+
+def _one_mode() -> AbstractContextManager[Any]:
+    """Within it, the shapes of all that is recorded are noted in one mode: torch makes a mode per tensor if there is
+    none, which is half of what a recording costs."""
+    return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
 
 
 def _but_height(args: tuple[Any, ...]) -> Any:
@@ -296,9 +332,10 @@ class Replayed:
     With `spends`, the tensors of that argument are not needed afterwards and may be overwritten.
     """
 
-    def __init__(self, function: Function, spends: int | None = None) -> None:
+    def __init__(self, function: Function, spends: int | None = None, ahead: Ahead = endless) -> None:
         self.function, self.spends = function, spends
         self.calls: Counter[Any] = Counter()
+        self.payoff = Payoff(ahead)
         self.recorded: dict[Any, Function] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -308,9 +345,15 @@ class Replayed:
         if run is not None and (self.spends is None or _own_memory(leaves, self._spent(args))):
             return run(leaves)
         self.calls[shapes] += 1
-        if self.calls[shapes] > WARM["cuda"] and len(self.recorded) < MOST["cpu"]:
+        if self.calls[shapes] > WARM["cuda"] and len(self.recorded) < MOST["cpu"] and self._pays(shapes, leaves):
             self.recorded[shapes] = self._record(leaves, spec, self._spent(args))
-        return self.function(*args)
+        begin = time.perf_counter()
+        found = self.function(*args)
+        self.payoff.took(time.perf_counter() - begin, shapes)
+        return found
+
+    def _pays(self, shapes: Any, leaves: list[Tensor]) -> bool:
+        return not WARM["cuda"] or leaves[0].device.type != "cpu" or self.payoff.pays(shapes)
 
     def _spent(self, args: tuple[Any, ...]) -> range:
         """The places of the tensors that may be overwritten."""
@@ -328,7 +371,8 @@ class Replayed:
             return found
 
         try:
-            graph = make_fx(flat)(*apart(leaves))
+            with _one_mode():
+                graph = make_fx(flat)(*apart(leaves))
             simplify(graph)
             overwrite_spent(graph, spent)
             call_directly(graph)

@@ -1,0 +1,119 @@
+"""Steps are recorded where that repays itself in the rest of the run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import fedge
+from fedge.engine import Simulator
+from fedge.engine.recording.payoff import COST, SAVES, Payoff
+from fedge.engine.recording.recorder import Traced
+from fedge.engine.ways import Way
+from fedge.handle.swapped import Swapped
+from tests.cases import ragged, toy_data, toy_model
+
+
+def test_what_is_saved_in_the_rest_of_the_run_is_weighed_against_a_recording() -> None:
+    ahead = [10.0]
+    payoff = Payoff(lambda: ahead[0])
+    for _ in range(3):
+        payoff.took(0.1, "rare")
+    assert SAVES["single"] * 10 * 0.3 < COST["single"] * 0.1
+    assert not payoff.pays("rare", stacked=False)
+    payoff.recorded(1.4)  # now it is known what a recording takes: less than 0.5 * 10 * 0.3 s
+    assert payoff.pays("rare", stacked=False)
+    assert not payoff.pays("rare", 2, stacked=False)
+    ahead[0] = 9.0
+    assert not payoff.pays("rare", stacked=False)
+    ahead[0] = math.inf
+    assert payoff.pays("never seen")
+
+
+class Counted:
+    """Rounds in which a step was recorded, by height of the stack or size of the batch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[int] = []
+        record = Traced._record
+
+        def watched(traced: Traced, args: Any, compile: bool) -> Any:
+            self.made.append(len(args[2].mask))
+            return record(traced, args, compile)
+
+        monkeypatch.setattr(Traced, "_record", watched)
+
+
+def final(way: Way, rounds: int, epochs: int = 1) -> dict[str, torch.Tensor]:
+    algorithm = fedge.FedAvg(toy_model(), lr=0.1, epochs=epochs, batch_size=4)
+    run = fedge.train(algorithm, ragged(toy_data()), rounds=rounds, cohort=5, seed=1, engine=fedge.Engine(way=way))
+    return run.params
+
+
+@pytest.mark.short_runs
+@pytest.mark.parametrize("way", ["single", "stacked"])
+def test_a_short_run_records_nothing_and_a_long_one_does(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    short = final(way, 2)
+    assert not counted.made
+    final(way, 400)
+    assert counted.made
+    monkeypatch.setattr("fedge.engine.choosing.Choosing._ahead", lambda link: math.inf)
+    monkeypatch.setattr("fedge.engine.recording.recorder.WARM", {"cpu": 0, "cuda": 0})
+    counted.made.clear()
+    recorded = final(way, 2)
+    assert counted.made
+    assert all(torch.equal(short[name], recorded[name]) for name in short), "when it is recorded changes no bit"
+
+
+@pytest.mark.short_runs
+@pytest.mark.parametrize(("rounds", "workers", "ahead"), [(8, 1, 3.0), (8, 2, 7.5), (2, 1, 0.0), (None, 1, math.inf)])
+def test_the_rest_of_a_run_against_what_went_before(rounds: int | None, workers: int, ahead: float) -> None:
+    """What is saved counts for the steps of all five clients: of two workers side by side one may record."""
+    algorithm, federation = fedge.FedAvg(toy_model(), lr=0.1), ragged(toy_data())
+    link = Simulator(algorithm, federation, way="single", workers=workers, rounds=rounds)
+    fedge.train(algorithm, federation, rounds=2, cohort=5, link=link)
+    assert link._ahead() == ahead
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.out = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 9)
+        self.out.weight = self.embed.weight
+        self.again = self.mix
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.again(self.embed(x))[0][:, -1]) * scale
+        return found
+
+
+def parametrised() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(("make", "x"), [(Tied, torch.tensor([[1, 2], [3, 4]])), (parametrised, torch.ones(5, 3))])
+def test_a_module_is_called_with_other_parameters_and_left_as_it_was(make: Any, x: torch.Tensor) -> None:
+    module = make()
+    other = copy.deepcopy(module)  # torch's own way leaves a layer that has two names with the other parameters
+    swapped = Swapped(module)
+    before = {name: leaf.clone() for name, leaf in module.named_parameters()}
+    given = {name: torch.randn_like(leaf) for name, leaf in before.items()}
+    for some in (given, dict(list(given.items())[:1])):
+        assert torch.equal(swapped(some, (x,), {}), functional_call(copy.deepcopy(other), some, (x,)))
+    with pytest.raises((RuntimeError, ValueError)):
+        swapped(given, (x.new_zeros(2, 7, 9),), {})
+    found = dict(module.named_parameters())
+    assert list(found) == list(before)
+    assert all(isinstance(leaf, nn.Parameter) for leaf in found.values())
+    assert all(torch.equal(found[name], leaf) for name, leaf in before.items())
+    if make is Tied:
+        assert module.out.weight is module.embed.weight
+        twice = {"scale": 2.0}
+        assert torch.equal(swapped(given, (x,), twice), functional_call(other, given, (x,), twice))
