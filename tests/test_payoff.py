@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import fedge
 from fedge.engine import Simulator
-from fedge.engine.recording.payoff import COST, SAVES, Payoff
+from fedge.engine.recording.payoff import PER_OPERATION, SAVES, Operations, Payoff, Step
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.ways import Way
 from fedge.handle.swapped import Swapped
@@ -21,19 +21,51 @@ from tests.cases import ragged, toy_data, toy_model
 
 
 def test_what_is_saved_in_the_rest_of_the_run_is_weighed_against_a_recording() -> None:
-    ahead = [10.0]
+    ahead, step = [10.0], Step("rare")
     payoff = Payoff(lambda: ahead[0])
-    for _ in range(3):
-        payoff.took(0.1, "rare")
-    assert SAVES["single"] * 10 * 0.3 < COST["single"] * 0.1
-    assert not payoff.pays("rare", stacked=False)
-    payoff.recorded(1.4)  # now it is known what a recording takes: less than 0.5 * 10 * 0.3 s
-    assert payoff.pays("rare", stacked=False)
-    assert not payoff.pays("rare", 2, stacked=False)
-    ahead[0] = 9.0
-    assert not payoff.pays("rare", stacked=False)
+    payoff.took(step, 0.1)
+    assert not payoff.pays(step), "nobody has counted its operations"
+    assert payoff.wants_operations(step, 1)
+    assert not payoff.wants_operations(step, 2), "it is too rare so far"
+    payoff.took(step, 0.1, operations=100)
+    assert not payoff.wants_operations(step, 1)
+    assert payoff.pays(step) == (SAVES * 10 * 0.2 >= 100 * PER_OPERATION)
+    for seconds, pays in ((SAVES * 2 - 0.01, True), (SAVES * 2 + 0.02, False)):
+        payoff._recordings.clear()
+        payoff.recorded(step, seconds)  # now it is known what a recording takes
+        assert payoff.pays(step) == pays
     ahead[0] = math.inf
-    assert payoff.pays("never seen")
+    assert payoff.pays(Step("never seen"))
+    assert not payoff.wants_operations(Step("never seen"), 0)
+
+
+def test_two_recordings_serve_all_heights_unless_operations_follow_the_height() -> None:
+    payoff = Payoff(lambda: 10.0)
+    high, low, one = (Step(f"height {height}", "family", height) for height in (9, 8, 1))
+    payoff.recorded(high, 1.0)  # unknown operations teach nothing
+    for step, operations in ((high, 1000), (one, 990)):
+        payoff.took(step, 0.1, operations)
+    needed = 1000 * PER_OPERATION / (10 * SAVES)
+    payoff.took(high, needed - 0.2 + 1e-6)
+    assert payoff.pays(high), "of one height so far one recording is enough"
+    payoff.took(low, 1e-6, 1000)
+    assert payoff.calls(low) == payoff.calls(high) == 4, "steps of a family count together"
+    assert not payoff.pays(low), "two heights, two recordings"
+    payoff.took(high, needed)
+    assert payoff.pays(low)
+    payoff.took(low, 1e-6, 900)
+    assert payoff.calls(low) == 2, "there are operations for every client: each height stands for itself"
+    assert payoff.pays(high)
+    assert not payoff.pays(low)
+
+
+def test_operations_are_counted_below_what_stacks_them() -> None:
+    with Operations() as counted:
+        torch.func.vmap(lambda x: x.sin().cos())(torch.ones(3))
+    few = counted.count
+    with Operations() as counted:
+        torch.func.vmap(lambda x: x.sin().cos().sin())(torch.ones(30))
+    assert counted.count == few + 1
 
 
 class Counted:

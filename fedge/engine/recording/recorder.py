@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from fedge.engine.recording.cuda_graph import Captured, Function, compiled
 from fedge.engine.recording.graph_passes import call_directly, overwrite_spent, simplify, split_updates, update_in_place
 from fedge.engine.recording.heights import Heights
 from fedge.engine.recording.memory_passes import reuse_memory, side_by_side
-from fedge.engine.recording.payoff import Ahead, Payoff, endless
+from fedge.engine.recording.payoff import Ahead, Operations, Payoff, Step, endless
 from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
@@ -127,15 +127,16 @@ class Traced:
                     replayed += 1
                     continue
                 args = (sent, pytree.unflatten(flat, spec), batch, row)
-                begin = time.perf_counter()
                 with untouched(self._is_new(shapes), sent=sent, carry=args[1], batch=batch):
-                    expected = pytree.leaves_as((function or self.function)(*args), spec)
-                if function is None:
-                    self.payoff.took(time.perf_counter() - begin, shapes, *self._family(args))
-                if function is None and shapes in self._trials:
+                    if function is not None:
+                        flat = pytree.leaves_as(function(*args), spec)
+                        continue
+                    step = Step(shapes, *_stack(args))
+                    expected = pytree.leaves_as(self._timed(step, args), spec)
+                if shapes in self._trials:
                     self._try(shapes, args, expected)
-                elif function is None and shapes not in self._refused and not self._followed(shapes, args, expected):
-                    self._count(shapes, args, row.device.type)
+                elif shapes not in self._refused and not self._followed(shapes, args, expected):
+                    self._count(step, args, row.device.type)
                 flat = expected
             if self.compile and replayed:
                 self.calls[shapes] += replayed  # the shapes of the whole group
@@ -159,36 +160,32 @@ class Traced:
     def _worth_compiling(self, shapes: Any) -> bool:
         return self.calls[shapes] >= min(OFTEN, SHARE * self.calls.total())
 
-    def _count(self, shapes: Any, args: tuple[Any, ...], device: str) -> None:
+    def _timed(self, step: Step, args: tuple[Any, ...]) -> Any:
+        """What the step gives; how long it took is noted."""
+        device = args[3].device.type
+        counted = device == "cpu" and self.payoff.wants_operations(step, WARM.get(device, 8))
+        begin = time.perf_counter()
+        with Operations() if counted else nullcontext() as operations:
+            found = self.function(*args)
+        self.payoff.took(step, time.perf_counter() - begin, operations.count if operations else None)
+        return found
+
+    def _count(self, step: Step, args: tuple[Any, ...], device: str) -> None:
+        shapes, warm = step.shapes, WARM.get(device, 8)
         self.calls[shapes] += 1
-        kind, recordings = self._kind(shapes, args)
-        warm = WARM.get(device, 8)
-        if self.payoff.calls(kind) > warm and len(self.recorded) < MOST.get(device, 64):
-            if device == "cpu" and warm and not self.payoff.pays(kind, recordings, bool(args[3].dim())):
+        if self.payoff.calls(step) > warm and len(self.recorded) < MOST.get(device, 64):
+            if device == "cpu" and warm and not self.payoff.pays(step):
                 return
             begin = time.perf_counter()
             compile = self.compile and self._worth_compiling(shapes)
             run = self._record(args, compile)
-            self.payoff.recorded(time.perf_counter() - begin)
+            self.payoff.recorded(step, time.perf_counter() - begin)
             if run is None:
                 self._refused.add(shapes)
                 return
             self._trials[shapes] = run
             if self.compile and not compile:
                 self._simple.add(shapes)
-
-    def _kind(self, shapes: Any, args: tuple[Any, ...]) -> tuple[Any, int]:
-        """What a recording of this step is good for, and how many that takes: on a CPU two are enough for stacks of all
-        heights, unless their operations differ."""
-        for family in self._family(args):
-            heights = self._heights.get(family)
-            if heights is None or not heights.given_up:
-                return family, 2
-        return shapes, 1
-
-    def _family(self, args: tuple[Any, ...]) -> list[Any]:
-        """What stacks of all heights have in common; nothing if there is one height."""
-        return [_but_height(args)] if args[3].dim() and args[3].device.type == "cpu" else []
 
     def _try(self, shapes: Any, args: tuple[Any, ...], expected: list[Tensor]) -> None:
         """Use a recording from now on if it does the same on other numbers than those that it was made with.
@@ -250,7 +247,10 @@ class Traced:
             reuse_memory(graph)
             call_directly(graph)
             if args[3].dim():
-                self._heights.setdefault(_but_height(args), Heights()).add(len(args[3]), graph)
+                heights = self._heights.setdefault(family := _but_height(args), Heights())
+                heights.add(len(args[3]), graph)
+                if heights.given_up:
+                    self.payoff.part(family)
             return graph.forward
         except Exception as error:
             if is_out_of_memory(error):
@@ -285,6 +285,11 @@ def _one_mode() -> AbstractContextManager[Any]:
     """Within it, the shapes of all that is recorded are noted in one mode: torch makes a mode per tensor if there is
     none, which is half of what a recording costs."""
     return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
+
+
+def _stack(args: tuple[Any, ...]) -> tuple[Any, int]:
+    """On a CPU, what stacks of all heights have in common, and the height."""
+    return (_but_height(args), len(args[3])) if args[3].dim() and args[3].device.type == "cpu" else (None, 0)
 
 
 def _but_height(args: tuple[Any, ...]) -> Any:
@@ -345,15 +350,25 @@ class Replayed:
         if run is not None and (self.spends is None or _own_memory(leaves, self._spent(args))):
             return run(leaves)
         self.calls[shapes] += 1
-        if self.calls[shapes] > WARM["cuda"] and len(self.recorded) < MOST["cpu"] and self._pays(shapes, leaves):
+        if (
+            self.calls[shapes] > WARM["cuda"]
+            and len(self.recorded) < MOST["cpu"]
+            and self._pays(Step(shapes), leaves[0].device.type)
+        ):
             self.recorded[shapes] = self._record(leaves, spec, self._spent(args))
+        return self._timed(Step(shapes), args, leaves[0].device.type)
+
+    def _timed(self, step: Step, args: tuple[Any, ...], device: str) -> Any:
+        """What the function gives; how long it took is noted."""
+        counted = device == "cpu" and self.payoff.wants_operations(step, WARM["cuda"])
         begin = time.perf_counter()
-        found = self.function(*args)
-        self.payoff.took(time.perf_counter() - begin, shapes)
+        with Operations() if counted else nullcontext() as operations:
+            found = self.function(*args)
+        self.payoff.took(step, time.perf_counter() - begin, operations.count if operations else None)
         return found
 
-    def _pays(self, shapes: Any, leaves: list[Tensor]) -> bool:
-        return not WARM["cuda"] or leaves[0].device.type != "cpu" or self.payoff.pays(shapes)
+    def _pays(self, step: Step, device: str) -> bool:
+        return not WARM["cuda"] or device != "cpu" or self.payoff.pays(step)
 
     def _spent(self, args: tuple[Any, ...]) -> range:
         """The places of the tensors that may be overwritten."""
