@@ -74,6 +74,7 @@ CASES = {
     "more steps than its examples make": ("fednova", "steps", only("sum", 300.0)),
     "a longer path than its examples make": ("fedcm", "length", only("sum", 9.0)),
     "moments beyond one": ("calibrated_fedavg", "moments", only("second", -1.5)),
+    "means of squares below zero": ("calibrated_fedavg", "moments", only("second", -0.5)),
 }
 
 
