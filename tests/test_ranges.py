@@ -133,6 +133,15 @@ def test_a_divisor_is_what_the_round_and_the_examples_make_of_it(case: str, valu
     assert all(record["dropped"] == [] for record in honest.history)
 
 
+def test_who_says_that_it_weighs_less_than_its_examples_does_not_slow_the_control_down() -> None:
+    """The mean of the inverses is the cohort's sum of weights: 1 in place of 1/8 halved it."""
+    algorithm = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=1, batch_size=4, weighted=True)
+    run = trained(algorithm, "presence", only("inverse", 1.0))
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert [drop["client"] for drop in dropped] == [LIAR] * 4
+    assert all("'presence/inverse' has 1, it must be from 0.0625 to 0.25" in drop["reason"] for drop in dropped)
+
+
 @pytest.mark.parametrize(
     "name",
     [
