@@ -117,7 +117,8 @@ class Task:
     uploads count for that limit, and an upload is dropped only beyond the square of what others may differ by.
 
     `ranges` are those of parts that the server divides by, or counts with: an upload of a remote client that is outside
-    is refused, so that the mean lies within.
+    is refused, so that the mean lies within. `contradiction` says what else is wrong with one, such as parts that do
+    not go together.
     """
 
     start: Callable[[Payload], Carry]
@@ -140,6 +141,7 @@ class Task:
     losses: tuple[str, ...] = ()
     squares: tuple[str, ...] = ()
     ranges: tuple[Range, ...] = ()
+    contradiction: Callable[[Payload], str | None] | None = None
 
     def __post_init__(self) -> None:
         if self.codec is not None and not isinstance(self.codec, Codec):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedge
+from fedge.algorithms.calibrated import matrix_of, solved
 from tests.against import clients_of, cohorts_of
 from tests.cases import ragged, toy_data, toy_model
 
@@ -42,6 +43,17 @@ def test_the_layer_is_the_ridge_regression_on_the_cohorts_examples(cohorts: int)
     x = federation.data.test_x
     assert torch.allclose(run.scores(x), phi(plain.scores(x)) @ layer, atol=1e-9)
     assert torch.allclose(run.module()(x), run.scores(x), atol=1e-9), "and so does the module to take home"
+
+
+def test_the_layer_is_never_divided_by_less_than_the_ridge() -> None:
+    """Of a mean that is no mean of squares, as after a rule that takes every number by itself."""
+    draw = torch.Generator().manual_seed(0)
+    moments = {"second": torch.rand(15, generator=draw).double(), "first": torch.rand(5, 4, generator=draw).double()}
+    least = float(torch.linalg.eigvalsh(matrix_of(moments))[0])
+    assert least < 0
+    layer = solved(moments, -least)
+    assert bool(torch.isfinite(layer).all())
+    assert float(layer.norm()) <= float(moments["first"].norm()) / -least
 
 
 def test_between_its_rounds_the_scores_are_the_inner_ones() -> None:

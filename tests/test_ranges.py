@@ -74,6 +74,7 @@ CASES = {
     "more steps than its examples make": ("fednova", "steps", only("sum", 300.0)),
     "a longer path than its examples make": ("fedcm", "length", only("sum", 9.0)),
     "moments beyond one": ("calibrated_fedavg", "moments", only("second", -1.5)),
+    "means of squares below zero": ("calibrated_fedavg", "moments", only("second", -0.5)),
 }
 
 
@@ -130,6 +131,15 @@ def test_a_divisor_is_what_the_round_and_the_examples_make_of_it(case: str, valu
     assert [drop["client"] for drop in dropped] == [LIAR] * 4
     honest = trained(algorithm, part, lambda _, leaf, t: leaf, federation=one_holder(LIAR))
     assert all(record["dropped"] == [] for record in honest.history)
+
+
+def test_who_says_that_it_weighs_less_than_its_examples_does_not_slow_the_control_down() -> None:
+    """The mean of the inverses is the cohort's sum of weights: 1 in place of 1/8 halved it."""
+    algorithm = fedge.SCAFFOLD(toy_model(), lr=0.1, epochs=1, batch_size=4, weighted=True)
+    run = trained(algorithm, "presence", only("inverse", 1.0))
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert [drop["client"] for drop in dropped] == [LIAR] * 4
+    assert all("'presence/inverse' has 1, it must be from 0.0625 to 0.25" in drop["reason"] for drop in dropped)
 
 
 @pytest.mark.parametrize(

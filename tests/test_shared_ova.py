@@ -8,8 +8,11 @@ from torch import nn
 
 import fedge
 from fedge.algorithms.shared_ova import binary_heads
+from fedge.core import Payload
+from fedge.engine import Loopback
+from fedge.engine.links import wire
 from tests.against import clients_of, cohorts_of, order_of
-from tests.cases import close, ragged, toy_data, toy_model
+from tests.cases import close, one_holder, ragged, toy_data, toy_model
 from tests.reference.shared_ova import shared_ova
 
 COMMON = {"lr": 0.2, "epochs": 2}
@@ -93,3 +96,45 @@ def test_what_it_cannot_do_is_refused() -> None:
         fedge.train(fedge.SharedOVA(Turned(nn.Softplus()), head="head"), ragged(toy_data()), rounds=1)
     with pytest.raises(ValueError, match="carry_momentum mixes heads"):
         fedge.SharedOVA(toy_model(), momentum=0.9, carry_momentum=True)
+
+
+class Liars(Loopback):
+    """Client 2 weighs next to nothing, and client 0 moves all heads."""
+
+    pushes: bool = True
+
+    def client(self, client, at, ask, request):
+        answer = wire.decode(super().client(client, at, ask, request))
+        for uploads in answer.values():
+            uploads[:] = [self.lie(client, *one) for one in uploads]
+        return wire.encode(answer)
+
+    def lie(self, client: int, upload: Payload, weight: torch.Tensor) -> tuple[Payload, torch.Tensor]:
+        if client == 0 and self.pushes:
+            upload["delta"]["fc2.weight"] += 0.05
+        return upload, torch.full_like(weight, 1e-30) if client == 2 else weight
+
+
+@pytest.mark.parametrize("rule", [None, fedge.BoundedMean()])
+@pytest.mark.parametrize("pushes", [True, False])
+def test_a_holder_that_weighs_nothing_does_not_make_its_head_longer(
+    rule: fedge.BoundedMean | None, pushes: bool
+) -> None:
+    """It alone holds class 2. What others send for that head is refused, and a rule does not look at weights."""
+    federation, model = one_holder(2), fedge.models.mlp(6, (16,), 3, seed=1)
+    algorithm = fedge.SharedOVA(model, lr=0.1, epochs=1, batch_size=4)
+    algorithm = algorithm if rule is None else fedge.Robust(algorithm, rule)
+    link = Liars(algorithm, federation)
+    link.pushes = pushes
+    run = fedge.train(algorithm, federation, rounds=3, seed=0, link=link)
+    assert max(float(leaf.abs().max()) for leaf in run.params.values()) < 10
+    dropped = {(drop["client"], drop["reason"]) for record in run.history for drop in record["dropped"]}
+    assert dropped == ({(0, "'delta/fc2.weight' moves a head that its client does not hold")} if pushes else set())
+
+
+@pytest.mark.parametrize("codec", [fedge.Quantise(8), fedge.Quantise(2), fedge.TopK(0.1), fedge.Cast("fp16")])
+def test_codecs_leave_the_heads_of_others_alone(codec: fedge.Quantise | fedge.TopK | fedge.Cast) -> None:
+    federation, model = one_holder(2), fedge.models.mlp(6, (16,), 3, seed=1)
+    algorithm = fedge.Compressed(fedge.SharedOVA(model, lr=0.1, epochs=1, batch_size=4), codec)
+    run = fedge.train(algorithm, federation, rounds=3, seed=0, link=Loopback(algorithm, federation))
+    assert [record["dropped"] for record in run.history] == [[], [], []]

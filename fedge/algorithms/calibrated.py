@@ -77,7 +77,8 @@ class Calibrated(Wrapper[State]):
             like = next(iter(sent["params"].values()))
             return {"second": like.new_zeros((q + 1) * (q + 2) // 2), "first": like.new_zeros(q + 1, q)}
 
-        return {**self.inner.tasks(model), TASK: average(PART, total, nothing, ranges=(Range(PART, -1.0, 1.0),))}
+        about: dict[str, Any] = {"ranges": (Range(PART, -1.0, 1.0),), "contradiction": _negative}
+        return {**self.inner.tasks(model), TASK: average(PART, total, nothing, **about)}
 
     def _at(self, model: Model, params: Params, x: Tensor) -> Tensor:
         """The scores of all classes at parameters that were sent."""
@@ -169,14 +170,35 @@ def features(scores: Tensor) -> Tensor:
     return torch.cat([torch.tanh(scores / SCALE), torch.ones_like(scores[..., :1])], -1)
 
 
-def solved(moments: Params, ridge: float) -> Tensor:
-    """W [q + 1, q] of (A + ridge I) W = B, in double precision."""
-    first = moments["first"]
-    size = len(first)
-    matrix = torch.zeros(size, size, dtype=torch.float64, device=first.device)
-    rows, columns = torch.triu_indices(size, size, device=first.device)
+def matrix_of(moments: Params) -> Tensor:
+    """A [q + 1, q + 1] of the numbers on and above its diagonal, in double precision."""
+    size = len(moments["first"])
+    matrix = moments["second"].new_zeros(size, size, dtype=torch.float64)
+    rows, columns = torch.triu_indices(size, size, device=matrix.device)
     matrix[rows, columns] = moments["second"].double()
     matrix[columns, rows] = moments["second"].double()
-    matrix += ridge * torch.eye(size, dtype=torch.float64, device=first.device)
-    found: Tensor = torch.linalg.solve(matrix, first.double())
+    return matrix
+
+
+def _negative(upload: Payload) -> str | None:
+    """No mean of phi phi^T has an eigenvalue below 0, but for rounding."""
+    second, matrix = upload[PART]["second"], matrix_of(upload[PART])
+    if not bool(torch.isfinite(matrix).all()):
+        return None  # which is said elsewhere
+    least = float(torch.linalg.eigvalsh(matrix)[0])
+    rounding = 100 * len(matrix) * torch.finfo(second.dtype).eps
+    if least >= -rounding:
+        return None
+    return f"'{PART}/second' has the eigenvalue {least:g}, a mean of squares has none below 0"
+
+
+def solved(moments: Params, ridge: float) -> Tensor:
+    """W [q + 1, q] of (A + ridge I) W = B, in double precision.
+
+    The eigenvalues of a mean of squares are not below 0, and so none of the sum is below `ridge`: one liar could have
+    brought some next to 0, and W, which is divided by them, anywhere.
+    """
+    first = moments["first"]
+    values, vectors = torch.linalg.eigh(matrix_of(moments))
+    found: Tensor = vectors @ (vectors.mT @ first.double() / (values.clamp(min=0) + ridge).unsqueeze(1))
     return found.to(first.dtype)

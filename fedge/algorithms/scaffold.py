@@ -21,7 +21,14 @@ from fedge.handle import by_target
 
 State = dict[str, Any]
 OWN, VISITS = "own_control", "visits"  # what a client remembers
-LEAST = Range("presence", 2.0**-53, 1.0, name="inverse", least=lambda sent, examples: 1 / examples)  # it is 1 / n_k
+INVERSE = Range(  # 1 / n_k
+    "presence",
+    2.0**-53,
+    1.0,
+    name="inverse",
+    least=lambda sent, examples: 1 / examples,
+    most=lambda examples: 1 / examples,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +91,7 @@ class SCAFFOLD(Algorithm[State]):
 
         tasks = self._local().tasks("train", model, lambda sent, carry: {}, bend=corrected)
         remembers = (OWN, VISITS) if self.clients is None else (OWN,)
-        told = (Range("presence", 0.0, 1.0), *([LEAST] if self.weighted else []))
+        told = (Range("presence", 0.0, 1.0), *([INVERSE] if self.weighted else []))
         train = replace(tasks["train"], finish=self._finish, remembers=remembers, first=_nothing_yet, ranges=told)
         if not self.weighted:
             train = replace(train, heaviest=torch.ones_like)

@@ -123,7 +123,17 @@ class SharedOVA(FedAvg):
 
         train = ranged(self._local().tasks("train", model, upload), Range("holders", 0.0, 1.0, whole=True))
         labels = average(HELD, counts, nothing, keeps=(HELD,), private=True)
-        return {**train, "labels": labels, "train": replace(train["train"], start=start)}
+        own_heads = replace(train["train"], start=start, contradiction=self._contradiction)
+        return {**train, "labels": labels, "train": own_heads}
+
+    def _contradiction(self, upload: Payload) -> str | None:
+        """A head that moves without being held: the mean is over the holders, who may weigh next to nothing."""
+        weight, bias, _ = self._head()
+        others = upload["holders"]["labels"] == 0
+        for name in (weight, bias):
+            if bool((upload["delta"][name][others].abs() > 0).any()):
+                return f"'delta/{name}' moves a head that its client does not hold"
+        return None
 
     def round(self, state: State) -> Flow[State]:
         flow = super().round(state)

@@ -73,7 +73,7 @@ def _first(names: Iterable[object]) -> str:
 def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor) -> str | None:
     """Which number of an upload is none that the task can make of what was sent and so many examples, [1].
 
-    Parts that a codec has changed are left alone.
+    Of parts that a codec has changed the ranges are left alone.
     """
     for one in task.ranges:
         part, whole = one.part, one.whole
@@ -89,7 +89,7 @@ def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor) ->
                 return f"'{part}/{name}' has {found:g}, it must be from {low:g} to {high:g}"
             if whole and bool((leaf != leaf.round()).any()):
                 return f"'{part}/{name}' has numbers that are not whole"
-    return None
+    return None if task.contradiction is None else task.contradiction(upload)
 
 
 def _ends(one: Range, sent: Payload, examples: Tensor) -> tuple[float, float]:

@@ -118,7 +118,12 @@ class Intake:
         for one in self.limits.tasks[task].ranges:
             if one.most is not None and one.part in upload:
                 most = one.most(self.limits.examples(jobs.clients))
-                found[one.part] = tree.map_(lambda leaf, by=most: leaf / _beside(by, leaf), upload[one.part])
+                shares = {
+                    name: leaf / _beside(most, leaf)
+                    for name, leaf in found[one.part].items()
+                    if one.name in (None, name)
+                }
+                found[one.part] = found[one.part] | shares
         return found
 
     def _parts(self, task: str) -> tuple[str, ...]:

@@ -94,9 +94,11 @@ class Stack:
         for upload, weight in zip(whole.uploads, whole.weights, strict=True) if int(count) else ():
             large, small = split({n: tree.take(p, chosen) for n, p in upload.items()})
             mean |= self.combine.together(large, weight[chosen])
-            if not self.combine.gathers:
+            counted = weight[chosen]
+            if not self.combine.gathers:  # a rule: weights do not count
                 small = {name: tree.map_(beside.bounded, part) for name, part in small.items()}
-            mean |= {name: beside.mean(part, weight[chosen]) for name, part in small.items()}
+                counted = torch.ones_like(counted)
+            mean |= {name: beside.mean(part, counted) for name, part in small.items()}
         return mean, count
 
     def _tell(self, whole: Piece) -> None:
