@@ -52,7 +52,7 @@ _PLACES = {
     "fedge.runs.folder": ("RunFolderError",),
     "fedge.runs.run": ("Run",),
 }
-_MODULES = ("data", "losses", "metrics", "models", "partition")
+_MODULES = ("data", "edge", "losses", "metrics", "models", "partition")
 _PLACE = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = sorted([*_PLACE, *_MODULES])

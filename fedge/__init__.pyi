@@ -1,6 +1,6 @@
 """The public names, for type checkers and editors; `__init__.py` loads each when it is first used."""
 
-from fedge import data, losses, metrics, models, partition
+from fedge import data, edge, losses, metrics, models, partition
 from fedge.algorithms import (
     DONE,
     FOOF,
@@ -103,6 +103,7 @@ __all__ = [
     "by_client",
     "cross_entropy",
     "data",
+    "edge",
     "load_run",
     "losses",
     "metrics",

@@ -852,6 +852,10 @@ def test_settings_make_the_table(tmp_path: Path) -> None:
         ("spread = 0.5", "edge: spread is 0.5, it must be at least 1"),
         ('file = "nowhere.csv"', "edge: cannot read the devices in nowhere.csv"),
         ('file = "a.csv"\ncell = {name = "cell"}', "edge: there are a cell and a file"),
+        ('file = "a.csv"\nprofile = "laptop"', "edge: profile is 'laptop', but devices come from a file: leave one"),
+        ('cell = {name = "cell"}\nspread = 2', "edge: spread is 2, but devices come from a cell: leave one of them"),
+        ("correlation = 0.5", "edge: correlation is 0.5, but spread is 1, so that all devices of a kind are alike"),
+        ('policy = {name = "first_of", count = 7}', "edge: policy: count is 7, but 6 clients are asked in a round"),
     ],
 )
 def test_bad_tables_are_refused(line: str, message: str, tmp_path: Path) -> None:

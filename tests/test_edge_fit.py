@@ -178,6 +178,7 @@ def test_the_command_writes_a_file_of_devices(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0, found.output
     assert "3.00 s per round measured" in found.output
+    assert "what sending costs per byte cannot be told" in " ".join(found.output.split())
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     table = Table(str(tmp_path / "d.csv"), 20).devices(np.arange(20))
     assert table.flops == pytest.approx(1e6)
@@ -198,4 +199,5 @@ def test_clients_that_nobody_saw_are_named(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr("fedge.cli.edge.fit_run", lambda *_, fitted=fitted: fitted)
         done = CliRunner().invoke(app, ["edge", "fit", "run", "--out", str(tmp_path / "devices.csv")])
         assert done.exit_code == 0
+        assert "cannot be told" not in done.output
         assert ("No times of clients 1: the file has fewer rows" in done.output) == told

@@ -22,6 +22,7 @@ from fedge.report.figures import pictures
 from fedge.report.page import Goal, page
 from fedge.report.read import RunFolder
 from fedge.report.series import curve, elapsed
+from fedge.report.summary import columns
 from tests.test_edge import TOML
 
 EDGE = """
@@ -111,6 +112,23 @@ def test_run_prints_seconds_and_joules(tmp_path: Path) -> None:
     assert "energy" in found.stderr
 
 
+def test_devices_without_watts_have_no_energy_in_the_table(tmp_path: Path) -> None:
+    """0 J would read as a result."""
+    (tmp_path / "devices.csv").write_text("flops,down,up\n1e9,1e6,1e6\n")
+    words = ["run", "--out", str(tmp_path / "out"), "--no-report"]
+    settings = [f"edge.file={tmp_path / 'devices.csv'}", "train.rounds=1", "target=0.01"]
+    found = CliRunner().invoke(app, [*words, *(part for one in settings for part in ("--set", one))])
+    assert found.exit_code == 0, found.output
+    shown = [line.split() for line in found.output.splitlines() if line.startswith("FedAvg  ")]
+    assert shown[0][-1] == "–"
+    assert "energy" in found.output
+    (run,) = [read(folder.parent) for folder in sorted((tmp_path / "out").glob("fedavg/rounds.jsonl"))]
+    assert sum(record["joules"] for record in run.rounds) == 0
+    told = {column.title: column.value(run) for column in columns(0.01)}
+    assert {value for title, value in told.items() if title.startswith("joules")} == {None}
+    assert all(value for title, value in told.items() if title.startswith("seconds on the devices"))
+
+
 def test_edge_show(tmp_path: Path) -> None:
     words = ["edge", "show", "--set", "edge.spread=10", "--set", "partition.clients=60"]
     files = ["--out", str(tmp_path / "d.png"), "--csv", str(tmp_path / "d.csv")]
@@ -187,6 +205,9 @@ def test_edge_show_says_what_is_wrong_and_what_is_left_out(tmp_path: Path) -> No
     found = CliRunner().invoke(app, ["edge", "show", "--set", f"edge.file={tmp_path / 'none.csv'}"])
     assert (found.exit_code, found.exception.__class__) == (2, SystemExit)
     assert f"Error: edge: cannot read the devices in {tmp_path / 'none.csv'}" in found.stderr.replace("\n", "")
+    place = CliRunner().invoke(app, ["edge", "show", "--csv", str(tmp_path / "no" / "devices.csv")])
+    assert (place.exit_code, place.exception.__class__) == (2, SystemExit)
+    assert "No such file or directory; choose another place" in place.stderr.replace("\n", " ")
     many = CliRunner().invoke(app, ["edge", "show", "--set", "partition.clients=100001"])
     assert "These are the first 100,000 of 100,001 devices" in many.stdout
 

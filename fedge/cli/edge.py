@@ -17,7 +17,7 @@ from fedge.cli.errors import one_line
 from fedge.cli.picture import save_picture
 from fedge.cli.text import printable, to_json
 from fedge.edge import Devices, Fleet
-from fedge.edge.fit import Fitted, read
+from fedge.edge.fit import FAST, Fitted, read
 from fedge.edge.fit import fit as fit_devices
 from fedge.edge.settings import Edge
 from fedge.edge.table import write
@@ -43,7 +43,7 @@ def show(experiment: Path | None, settings: list[str] | None, out: Path | None, 
             fleet = (edge_of(found.edge) or Edge()).fleet(count)
         devices = fleet.devices(np.arange(clients))
         if csv is not None:
-            write(csv, devices, fleet.kinds)
+            _write(csv, devices, fleet.kinds)
         if out is not None:
             _draw(fleet, devices, out)
     told = statistics(fleet, devices)
@@ -59,7 +59,7 @@ def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
     """Find the devices that reproduce the times of a real fleet."""
     with one_line():
         found = fit_run(run, run_code)
-        write(out, found.devices, ("node",))
+        _write(out, found.devices, ("node",))
     told = {"clients": found.clients, "measured": found.measured, "predicted": found.predicted, "error": found.error}
     told |= {"ahead": found.ahead, "error_ahead": found.error_ahead}
     if json:
@@ -81,7 +81,23 @@ def fit(run: Path, out: Path, json: bool, run_code: bool) -> None:
             soft_wrap=True,
             highlight=False,
         )
-    console.print(f"Written  {out}", soft_wrap=True, markup=False, highlight=False)
+    if (found.devices.up == FAST).all():
+        console.print(
+            "The messages of this run are all of about one size, so what sending costs per byte cannot be told: it "
+            "counts as latency, and a larger model would be sent in no more time",
+            soft_wrap=True,
+            highlight=False,
+        )
+    console.print(
+        f"Written  {out} (watts are 0, for energy is not logged)", soft_wrap=True, markup=False, highlight=False
+    )
+
+
+def _write(file: Path, devices: Devices, kinds: tuple[str, ...]) -> None:
+    try:
+        write(file, devices, kinds)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {file}: {error.strerror or error}; choose another place") from error
 
 
 def _ahead(error: float | None) -> str:

@@ -118,7 +118,7 @@ def _cells(row: Row, measured: Sequence[Callable[[Row], str]], goal: bool, wire:
         cells += [NOTHING, NOTHING] if rounds is None else [str(rounds), megabytes(moved)]
     if timed:
         names = [f"{name}{end}" for end in ("", "_to_target")[: 1 + goal] for name in ("virtual_seconds", "joules")]
-        cells += [NOTHING if row.get(name) is None else short(row[name]) for name in names]
+        cells += [short(row[name]) if row.get(name) else NOTHING for name in names]  # no time or energy is not known
     return [*cells, f"{row['seconds']:.1f}"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from fedge.checks import positive
@@ -15,6 +15,8 @@ from fedge.edge.table import Table
 from fedge.edge.wireless import Cell
 from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
+
+DRAWN = ("profile", "network", "spread", "correlation", "availability")  # what says how devices are drawn
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Edge:
         positive("stay", self.stay, optional=True)
         if self.cell is not None and self.file is not None:
             raise ValueError("there are a cell and a file: devices come from one of them")
+        source = "a file" if self.file is not None else "a cell" if self.cell is not None else None
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if source is not None and one.name in DRAWN and value != one.default:
+                raise ValueError(f"{one.name} is {value!r}, but devices come from {source}: leave one of them out")
+        if source is None and self.correlation and self.spread == 1:
+            raise ValueError(
+                f"correlation is {self.correlation:g}, but spread is 1, so that all devices of a kind are alike: set "
+                "spread as well, or leave it out"
+            )
 
     def fleet(self, clients: int) -> Fleet:
         if self.file is not None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 from fedge.checks import choice
-from fedge.engine.recording.recorder import at_once, unrecorded
+from fedge.engine.recording.recorder import at_once, reason, unrecorded
 
 log = logging.getLogger("fedge")
 
@@ -191,7 +191,6 @@ class _Contest:
                 self._leave_out(way, self.errors[way])
         return works
 
-    def _leave_out(self, way: Way, reason: Exception) -> None:
+    def _leave_out(self, way: Way, error: Exception) -> None:
         del self.trials[way]
-        line = str(reason).partition("\n")[0]
-        log.warning("the way '%s' fails for this model and is left out: %s: %s", way, type(reason).__name__, line)
+        log.warning("the way '%s' fails for this model and is left out: %s", way, reason(error))

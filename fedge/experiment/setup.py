@@ -15,6 +15,7 @@ from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
+from fedge.edge.policies import FirstOf
 from fedge.edge.settings import Edge
 from fedge.engine import BaseLink
 from fedge.engine.hardware.budget import is_out_of_memory
@@ -106,6 +107,12 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
     with at("edge"):
         if edge is not None:
             edge.fleet(federation.clients)
+            cohort = experiment.train.get("cohort") or federation.clients
+            if isinstance(edge.policy, FirstOf) and edge.policy.count > cohort:
+                raise ValueError(
+                    f"policy: count is {edge.policy.count}, but {cohort} clients are asked in a round: lower it, raise "
+                    "cohort in [train], or leave the policy out to wait for all"
+                )
     return edge
 
 

@@ -46,8 +46,13 @@ def curve(run: RunFolder, key: str, against: Against = "rounds") -> Curve:
 
 
 def recorded(run: RunFolder, against: Against) -> bool:
-    """Whether a run knows this cost of its rounds: only one with a clock has virtual seconds and joules."""
-    return against not in ("virtual_seconds", "joules") or last(run, against) is not None
+    """Whether a run knows this cost of its rounds: only one with a clock has virtual seconds and joules.
+
+    Devices without watts take 0 J, which is not known to be what they take.
+    """
+    if against == "joules":
+        return any(record.get("joules") for record in run.rounds)
+    return against != "virtual_seconds" or last(run, against) is not None
 
 
 def clocked(runs: Iterable[RunFolder]) -> bool:

@@ -41,6 +41,7 @@ from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
+VALUES_DECIDE = ("data-dependent", "tracing tensor", "calling .item()", "dynamic shape")  # in torch's errors
 SHARE, OFTEN = 1 / 8, 20_000  # of all calls, or so many calls: then shapes are worth compiling
 
 
@@ -255,7 +256,7 @@ class Traced:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            warnings.warn(f"a step could not be recorded and runs slower: {error}", stacklevel=2)
+            warnings.warn(f"a step could not be recorded and runs slower: {reason(error)}", stacklevel=2)
             return None
 
     def _runner(self, graph: GraphModule, leaves: list[Tensor], carry: range, compile: bool) -> Captured:
@@ -279,6 +280,17 @@ class Traced:
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
         with _one_mode():
             return make_fx(self._plainly(spec))(*leaves)
+
+
+def reason(error: Exception) -> str:
+    """Why a step cannot be recorded or stacked, in one line.
+
+    Where values decide, torch's own words are about torch.
+    """
+    line = str(error).strip().partition("\n")[0]
+    if any(words in line for words in VALUES_DECIDE):
+        line = "the model does what depends on values (an `if` on a tensor, .item(), a mask as index): use torch.where"
+    return f"{type(error).__name__}: {line}"
 
 
 def _one_mode() -> AbstractContextManager[Any]:
