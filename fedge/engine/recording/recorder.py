@@ -278,7 +278,7 @@ class Traced:
         return Captured(graph.forward, leaves, carry)
 
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
-        with _one_mode():
+        with _one_mode(leaves):
             return make_fx(self._plainly(spec))(*leaves)
 
 
@@ -293,9 +293,11 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def _one_mode() -> AbstractContextManager[Any]:
-    """Within it, the shapes of all that is recorded are noted in one mode: torch makes a mode per tensor if there is
-    none, which is half of what a recording costs."""
+def _one_mode(leaves: list[Tensor]) -> AbstractContextManager[Any]:
+    """Within it, on a CPU, the shapes of all that is recorded are noted in one mode: torch makes a mode per tensor if
+    there is none, which is half of what a recording costs. On a GPU it was not tried."""
+    if leaves[0].device.type != "cpu":
+        return nullcontext()
     return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
 
 
@@ -398,7 +400,7 @@ class Replayed:
             return found
 
         try:
-            with _one_mode():
+            with _one_mode(leaves):
                 graph = make_fx(flat)(*apart(leaves))
             simplify(graph)
             overwrite_spent(graph, spent)
