@@ -56,8 +56,16 @@ def at_least_one(name: str, value: Any, optional: bool = False) -> None:
         return
     none = ', or None ("none" in a file)' if optional else ""
     none += " for all examples in one batch" if optional and name == "batch_size" else ""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise ValueError(f"{name} is {brief(value)}, it must be a whole number of at least 1{none}")
+    _whole(name, value, 1, none)
+
+
+def at_least_zero(name: str, value: Any) -> None:
+    _whole(name, value, 0)
+
+
+def _whole(name: str, value: Any, least: int, none: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} is {brief(value)}, it must be a whole number of at least {least}{none}")
     if int(value) > MOST:
         raise ValueError(f"{name} is {brief(value)}, it must be at most {MOST}{none}")
 

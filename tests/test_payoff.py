@@ -14,7 +14,7 @@ from torch.func import functional_call
 import fedge
 from fedge.engine import Simulator
 from fedge.engine.recording.payoff import PER_OPERATION, SAVES, Operations, Payoff, Step
-from fedge.engine.recording.recorder import Traced
+from fedge.engine.recording.recorder import Traced, at_once
 from fedge.engine.ways import Way
 from fedge.handle.swapped import Swapped
 from tests.cases import ragged, toy_data, toy_model
@@ -24,19 +24,19 @@ def test_what_is_saved_in_the_rest_of_the_run_is_weighed_against_a_recording() -
     ahead, step = [10.0], Step("rare")
     payoff = Payoff(lambda: ahead[0])
     payoff.took(step, 0.1)
-    assert not payoff.pays(step), "nobody has counted its operations"
-    assert payoff.wants_operations(step, 1)
-    assert not payoff.wants_operations(step, 2), "it is too rare so far"
+    assert not payoff.pays(step, 8), "nobody has counted its operations"
+    assert payoff._wants_operations(step, 1)
+    assert not payoff._wants_operations(step, 2), "it is too rare so far"
     payoff.took(step, 0.1, operations=100)
-    assert not payoff.wants_operations(step, 1)
-    assert payoff.pays(step) == (SAVES * 10 * 0.2 >= 100 * PER_OPERATION)
+    assert not payoff._wants_operations(step, 1)
+    assert payoff.pays(step, 8) == (SAVES * 10 * 0.2 >= 100 * PER_OPERATION)
     for seconds, pays in ((SAVES * 2 - 0.01, True), (SAVES * 2 + 0.02, False)):
         payoff._recordings.clear()
         payoff.recorded(step, seconds)  # now it is known what a recording takes
-        assert payoff.pays(step) == pays
+        assert payoff.pays(step, 8) == pays
     ahead[0] = math.inf
-    assert payoff.pays(Step("never seen"))
-    assert not payoff.wants_operations(Step("never seen"), 0)
+    assert payoff.pays(Step("never seen"), 8)
+    assert not payoff._wants_operations(Step("never seen"), 0)
 
 
 def test_two_recordings_serve_all_heights_unless_operations_follow_the_height() -> None:
@@ -47,16 +47,16 @@ def test_two_recordings_serve_all_heights_unless_operations_follow_the_height() 
         payoff.took(step, 0.1, operations)
     needed = 1000 * PER_OPERATION / (10 * SAVES)
     payoff.took(high, needed - 0.2 + 1e-6)
-    assert payoff.pays(high), "of one height so far one recording is enough"
+    assert payoff.pays(high, 8), "of one height so far one recording is enough"
     payoff.took(low, 1e-6, 1000)
     assert payoff.calls(low) == payoff.calls(high) == 4, "steps of a family count together"
-    assert not payoff.pays(low), "two heights, two recordings"
+    assert not payoff.pays(low, 8), "two heights, two recordings"
     payoff.took(high, needed)
-    assert payoff.pays(low)
+    assert payoff.pays(low, 8)
     payoff.took(low, 1e-6, 900)
     assert payoff.calls(low) == 2, "there are operations for every client: each height stands for itself"
-    assert payoff.pays(high)
-    assert not payoff.pays(low)
+    assert payoff.pays(high, 8)
+    assert not payoff.pays(low, 8)
 
 
 def test_operations_are_counted_below_what_stacks_them() -> None:
@@ -96,10 +96,9 @@ def test_a_short_run_records_nothing_and_a_long_one_does(way: Way, monkeypatch: 
     assert not counted.made
     final(way, 400)
     assert counted.made
-    monkeypatch.setattr("fedge.engine.choosing.Choosing._ahead", lambda link: math.inf)
-    monkeypatch.setattr("fedge.engine.recording.recorder.WARM", {"cpu": 0, "cuda": 0})
     counted.made.clear()
-    recorded = final(way, 2)
+    with at_once():
+        recorded = final(way, 2)
     assert counted.made
     assert all(torch.equal(short[name], recorded[name]) for name in short), "when it is recorded changes no bit"
 

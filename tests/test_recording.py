@@ -30,6 +30,7 @@ from fedge.engine.recording import cuda_graph as captured
 from fedge.engine.recording import pytree as nest
 from fedge.engine.recording import recorder as trace
 from fedge.engine.recording.graph_passes import split_updates, update_in_place
+from fedge.engine.recording.replayed import Replayed
 from fedge.handle import parameters
 from tests.cases import close, toy_data, toy_model
 
@@ -408,7 +409,7 @@ def test_what_is_spent_is_overwritten_only_if_nothing_else_lies_there() -> None:
     def difference(sent: dict[str, Tensor], carry: dict[str, Tensor]) -> Tensor:
         return carry["w"] - sent["w"]
 
-    run = trace.Replayed(difference, spends=1)
+    run = Replayed(difference, spends=1)
     for _ in range(10):
         sent, carry = {"w": torch.ones(3)}, {"w": torch.full((3,), 3.0)}
         assert run(sent, carry).tolist() == [2.0] * 3

@@ -9,7 +9,7 @@ import torch
 
 from fedge import inputs, keys, tree
 from fedge.algorithms.wrapper import Wrapper, chain
-from fedge.checks import at_least_one, choice, positive
+from fedge.checks import at_least_zero, choice, positive
 from fedge.core import Algorithm, Batch, Examples, Flow, Params, Share
 from fedge.handle import Handle, parameters
 
@@ -49,9 +49,7 @@ class DataSharing(Wrapper[Any]):
                 raise ValueError(f"{name} is {value!r}, it must be greater than 0 and at most 1")
         choice("of", self.of, ("client", "all"))
         positive("warm_up_lr", self.warm_up_lr, optional=True)
-        if isinstance(self.warm_up, bool) or not isinstance(self.warm_up, int) or self.warm_up < 0:
-            raise ValueError(f"warm_up is {self.warm_up!r}, it must be a whole number of at least 0")
-        at_least_one("warm_up", self.warm_up or 1)  # and not too many
+        at_least_zero("warm_up", self.warm_up)
         self._check_inner()
 
     def _check_inner(self) -> None:

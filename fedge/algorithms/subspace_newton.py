@@ -20,7 +20,7 @@ from fedge.algorithms.lbfgs import combine, gram
 from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.passes import average, losses_at, lowest
-from fedge.checks import choice, non_negative
+from fedge.checks import at_least_zero, choice, non_negative
 from fedge.core import Algorithm, Ask, Batch, Carry, Flow, Loss, Model, Params, Payload, Task
 from fedge.handle import by_target
 
@@ -68,8 +68,7 @@ class SubspaceNewton(Algorithm[State]):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if isinstance(self.memory, bool) or not isinstance(self.memory, int) or self.memory < 0:
-            raise ValueError(f"memory is {self.memory!r}, it must be a whole number of at least 0")
+        at_least_zero("memory", self.memory)
         choice("centre", self.centre, ("update", "start"))
         choice("matrix", self.matrix, ("gauss_newton", "fisher"))
         if not self.dampings:

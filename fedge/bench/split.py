@@ -23,7 +23,7 @@ from fedge.engine import Simulator
 from fedge.engine.clients.batches import Schedule
 from fedge.engine.clients.directory import Directory
 from fedge.engine.clients.run_task import Stacked
-from fedge.engine.recording.recorder import Replayed
+from fedge.engine.recording.replayed import Replayed
 from fedge.engine.uploads.intake import Intake
 from fedge.engine.uploads.streaming import Sums
 

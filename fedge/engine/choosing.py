@@ -194,7 +194,7 @@ class Choosing(BaseLink):
 
     def _allowed(self, seconds: float, tasks: list[Task], jobs: Jobs) -> float:
         """Seconds that a choice may take: one round of such clients, or a twentieth of the run."""
-        if self.rounds is None:
+        if self.rounds is None or self.device.type != "cpu":  # a GPU launches what is recorded as a whole
             return math.inf
         sizes = self.directory.sizes(jobs.clients).tolist()
         steps = sum(task.steps(size) for task in tasks for size in sizes)
@@ -206,7 +206,7 @@ class Choosing(BaseLink):
 
         What is saved counts for all steps, also those that workers take side by side, who record nothing.
         """
-        if self.rounds is None:
+        if self.rounds is None or self.device.type != "cpu":  # a GPU launches what is recorded as a whole
             return math.inf
         return max(0, self.rounds - self._begun) / max(1, self._begun) / self._share
 

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 from fedge.checks import choice
-from fedge.engine.recording.recorder import at_once, reason, unrecorded
+from fedge.engine.recording.reasons import reason
+from fedge.engine.recording.recorder import at_once, unrecorded
 
 log = logging.getLogger("fedge")
 

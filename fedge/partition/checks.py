@@ -54,7 +54,8 @@ def check_clients(clients: int, examples: int, min_examples: int = 1) -> None:
 def check_alpha(alpha: float) -> None:
     """Refuse a Dirichlet concentration that is not a positive finite number."""
     if not 0 < alpha <= LARGEST:  # the sum over clients has to be a number too
-        raise ValueError(f"alpha is {brief(alpha)}, must be positive and finite: 0.1 is very uneven, 100 nearly even")
+        limits = f"positive and finite, at most {LARGEST:g}"
+        raise ValueError(f"alpha is {brief(alpha)}, must be {limits}: 0.1 is very uneven, 100 nearly even")
 
 
 def generator(seed: int) -> np.random.Generator:

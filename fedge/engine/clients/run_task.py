@@ -16,7 +16,8 @@ from fedge.engine.clients.batches import Schedule
 from fedge.engine.recording import pytree
 from fedge.engine.recording.c_program import Native, steps_of
 from fedge.engine.recording.payoff import Ahead, endless
-from fedge.engine.recording.recorder import Replayed, Traced
+from fedge.engine.recording.recorder import Traced
+from fedge.engine.recording.replayed import Replayed
 from fedge.engine.recording.untouched import untouched
 from fedge.keys import FINISH, fold_tensor
 

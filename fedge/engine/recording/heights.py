@@ -48,7 +48,7 @@ class Heights:
                 self._lines = _lines(self._first[1], module, self._first[0], height)
                 return
             except Unlike:
-                self._left = 0 if _is_unrolled(self._first[1], module, self._first[0] - height) else self._left - 1
+                self._left -= 1
         self._first = (height, module)
 
     def at(self, height: int) -> GraphModule | None:
@@ -69,12 +69,6 @@ class Heights:
     def give_up(self) -> None:
         """What was made from two recordings is not what the step does."""
         self._lines, self._left = None, 0
-
-
-def _is_unrolled(one: GraphModule, two: GraphModule, higher: int) -> bool:
-    """Whether a stack that is higher by so many has operations of its own for each of them."""
-    more = len(one.graph.nodes) - len(two.graph.nodes)
-    return more * higher > 0 and abs(more) >= abs(higher)
 
 
 def _lines(one: GraphModule, two: GraphModule, low: int, high: int) -> list[tuple[Node, Any, Any]]:

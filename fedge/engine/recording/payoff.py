@@ -16,8 +16,10 @@ no number, so what a clock says here changes none either.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -87,7 +89,15 @@ class Payoff:
         """Steps of the kind that were not recorded."""
         return self._calls[self._kind(step)]
 
-    def wants_operations(self, step: Step, warm: int) -> bool:
+    def timed(self, step: Step, warm: int, function: Callable[..., Any], *args: Any) -> Any:
+        """What the step gives, which is recorded after `warm` calls at the earliest; how long it took is noted."""
+        begin = time.perf_counter()
+        with Operations() if self._wants_operations(step, warm) else nullcontext() as operations:
+            found = function(*args)
+        self.took(step, time.perf_counter() - begin, operations.count if operations else None)
+        return found
+
+    def _wants_operations(self, step: Step, warm: int) -> bool:
         """Whether operations are worth counting: there is something to weigh, and it will soon be weighed."""
         known = step.shapes in self._operations or not warm
         return not known and self.ahead() < math.inf and self.calls(step) >= warm
@@ -97,9 +107,9 @@ class Payoff:
         if step.shapes in self._operations:
             self._recordings.append(seconds / max(1, self._operations[step.shapes]))
 
-    def pays(self, step: Step) -> bool:
-        """Whether recordings pay that serve all steps of the kind."""
-        if (ahead := self.ahead()) == math.inf:
+    def pays(self, step: Step, warm: int) -> bool:
+        """Whether recordings pay that serve all steps of the kind; what is recorded at once is not weighed."""
+        if not warm or (ahead := self.ahead()) == math.inf:
             return True
         kind, operations = self._kind(step), self._operations.get(step.shapes)
         if operations is None:

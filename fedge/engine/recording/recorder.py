@@ -33,15 +33,15 @@ from fedge.core import Batch, Carry, Payload
 from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.recording import pytree
 from fedge.engine.recording.cuda_graph import Captured, Function, compiled
-from fedge.engine.recording.graph_passes import call_directly, overwrite_spent, simplify, split_updates, update_in_place
+from fedge.engine.recording.graph_passes import call_directly, simplify, split_updates, update_in_place
 from fedge.engine.recording.heights import Heights
 from fedge.engine.recording.memory_passes import reuse_memory, side_by_side
-from fedge.engine.recording.payoff import Ahead, Operations, Payoff, Step, endless
+from fedge.engine.recording.payoff import Ahead, Payoff, Step, endless
+from fedge.engine.recording.reasons import reason
 from fedge.engine.recording.untouched import untouched
 
 WARM = {"cpu": 8, "cuda": 3}
 MOST = {"cpu": 64, "cuda": 8}  # recordings kept of one step; on a GPU each holds its own buffers
-VALUES_DECIDE = ("data-dependent", "tracing tensor", "calling .item()", "dynamic shape")  # in torch's errors
 SHARE, OFTEN = 1 / 8, 20_000  # of all calls, or so many calls: then shapes are worth compiling
 
 
@@ -133,11 +133,11 @@ class Traced:
                         flat = pytree.leaves_as(function(*args), spec)
                         continue
                     step = Step(shapes, *_stack(args))
-                    expected = pytree.leaves_as(self._timed(step, args), spec)
+                    expected = pytree.leaves_as(self.payoff.timed(step, self._warm(row), self.function, *args), spec)
                 if shapes in self._trials:
                     self._try(shapes, args, expected)
                 elif shapes not in self._refused and not self._followed(shapes, args, expected):
-                    self._count(step, args, row.device.type)
+                    self._count(step, args)
                 flat = expected
             if self.compile and replayed:
                 self.calls[shapes] += replayed  # the shapes of the whole group
@@ -161,22 +161,14 @@ class Traced:
     def _worth_compiling(self, shapes: Any) -> bool:
         return self.calls[shapes] >= min(OFTEN, SHARE * self.calls.total())
 
-    def _timed(self, step: Step, args: tuple[Any, ...]) -> Any:
-        """What the step gives; how long it took is noted."""
-        device = args[3].device.type
-        counted = device == "cpu" and self.payoff.wants_operations(step, WARM.get(device, 8))
-        begin = time.perf_counter()
-        with Operations() if counted else nullcontext() as operations:
-            found = self.function(*args)
-        self.payoff.took(step, time.perf_counter() - begin, operations.count if operations else None)
-        return found
+    def _warm(self, row: Tensor) -> int:
+        """How often a step is taken before it is recorded."""
+        return WARM.get(row.device.type, 8)
 
-    def _count(self, step: Step, args: tuple[Any, ...], device: str) -> None:
-        shapes, warm = step.shapes, WARM.get(device, 8)
+    def _count(self, step: Step, args: tuple[Any, ...]) -> None:
+        shapes, warm, most = step.shapes, self._warm(args[3]), MOST.get(args[3].device.type, 64)
         self.calls[shapes] += 1
-        if self.payoff.calls(step) > warm and len(self.recorded) < MOST.get(device, 64):
-            if device == "cpu" and warm and not self.payoff.pays(step):
-                return
+        if self.payoff.calls(step) > warm and len(self.recorded) < most and self.payoff.pays(step, warm):
             begin = time.perf_counter()
             compile = self.compile and self._worth_compiling(shapes)
             run = self._record(args, compile)
@@ -278,22 +270,11 @@ class Traced:
         return Captured(graph.forward, leaves, carry)
 
     def _graph(self, leaves: list[Tensor], spec: Any) -> GraphModule:
-        with _one_mode(leaves):
+        with one_mode(leaves):
             return make_fx(self._plainly(spec))(*leaves)
 
 
-def reason(error: Exception) -> str:
-    """Why a step cannot be recorded or stacked, in one line.
-
-    Where values decide, torch's own words are about torch.
-    """
-    line = str(error).strip().partition("\n")[0]
-    if any(words in line for words in VALUES_DECIDE):
-        line = "the model does what depends on values (an `if` on a tensor, .item(), a mask as index): use torch.where"
-    return f"{type(error).__name__}: {line}"
-
-
-def _one_mode(leaves: list[Tensor]) -> AbstractContextManager[Any]:
+def one_mode(leaves: list[Tensor]) -> AbstractContextManager[Any]:
     """Within it, on a CPU, the shapes of all that is recorded are noted in one mode: torch makes a mode per tensor if
     there is none, which is half of what a recording costs. On a GPU it was not tried."""
     if leaves[0].device.type != "cpu":
@@ -337,75 +318,3 @@ def check_same(before: list[Tensor], expected: list[Tensor], found: list[Tensor]
 def _alike(before: list[Tensor], after: list[Tensor]) -> bool:
     """Whether the carry lies in memory as it did; most steps overwrite it, and then there is nothing to compare."""
     return all(a is b or a.stride() == b.stride() for a, b in zip(before, after, strict=True))
-
-
-def _own_memory(leaves: list[Tensor], some: range) -> bool:
-    """Whether nothing else lies where some of the leaves lie."""
-    places = [leaf.untyped_storage().data_ptr() for leaf in leaves]
-    return all(places.count(places[index]) == 1 for index in some)
-
-
-class Replayed:
-    """A vectorised function without a carry (the start and the end of a fold), recorded in the same way.
-
-    With `spends`, the tensors of that argument are not needed afterwards and may be overwritten.
-    """
-
-    def __init__(self, function: Function, spends: int | None = None, ahead: Ahead = endless) -> None:
-        self.function, self.spends = function, spends
-        self.calls: Counter[Any] = Counter()
-        self.payoff = Payoff(ahead)
-        self.recorded: dict[Any, Function] = {}
-
-    def __call__(self, *args: Any) -> Any:
-        leaves, spec = pytree.flatten(args)
-        shapes = (spec, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
-        run = self.recorded.get(shapes)
-        if run is not None and (self.spends is None or _own_memory(leaves, self._spent(args))):
-            return run(leaves)
-        self.calls[shapes] += 1
-        if (
-            self.calls[shapes] > WARM["cuda"]
-            and len(self.recorded) < MOST["cpu"]
-            and self._pays(Step(shapes), leaves[0].device.type)
-        ):
-            self.recorded[shapes] = self._record(leaves, spec, self._spent(args))
-        return self._timed(Step(shapes), args, leaves[0].device.type)
-
-    def _timed(self, step: Step, args: tuple[Any, ...], device: str) -> Any:
-        """What the function gives; how long it took is noted."""
-        counted = device == "cpu" and self.payoff.wants_operations(step, WARM["cuda"])
-        begin = time.perf_counter()
-        with Operations() if counted else nullcontext() as operations:
-            found = self.function(*args)
-        self.payoff.took(step, time.perf_counter() - begin, operations.count if operations else None)
-        return found
-
-    def _pays(self, step: Step, device: str) -> bool:
-        return not WARM["cuda"] or device != "cpu" or self.payoff.pays(step)
-
-    def _spent(self, args: tuple[Any, ...]) -> range:
-        """The places of the tensors that may be overwritten."""
-        if self.spends is None:
-            return range(0)
-        counts = [len(pytree.leaves(arg)) for arg in args[: self.spends + 1]]
-        return range(sum(counts[:-1]), sum(counts))
-
-    def _record(self, leaves: list[Tensor], spec: Any, spent: range) -> Function:
-        outs: list[Any] = []
-
-        def flat(*leaves: Tensor) -> list[Tensor]:
-            found, out = pytree.flatten(self.function(*pytree.unflatten(list(leaves), spec)))
-            outs.append(out)
-            return found
-
-        try:
-            with _one_mode(leaves):
-                graph = make_fx(flat)(*apart(leaves))
-            simplify(graph)
-            overwrite_spent(graph, spent)
-            call_directly(graph)
-        except Exception as error:
-            warnings.warn(f"the ends of a task could not be recorded and run slower: {error}", stacklevel=2)
-            return lambda leaves: self.function(*pytree.unflatten(leaves, spec))
-        return lambda leaves: pytree.unflatten(graph.forward(*leaves), outs[0])
