@@ -100,7 +100,9 @@ def test_a_recording_that_does_something_else_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(Heights, "at", wrong)
     link = Simulator(own, shared, way="stacked")
     assert close(fedge.train(own, shared, rounds=3, link=link).params, expected) < 1e-10
-    assert len(next(iter(link._folds.values())).step.recorded) == 5
+    step = next(iter(link._folds.values())).step
+    assert len(step.recorded) == 5
+    assert step.payoff._apart == set(step._heights), "from now on every height has to repay its own recording"
 
 
 def test_heights_of_a_stack_are_few_and_waste_little() -> None:

@@ -103,6 +103,18 @@ def test_a_short_run_records_nothing_and_a_long_one_does(way: Way, monkeypatch: 
     assert all(torch.equal(short[name], recorded[name]) for name in short), "when it is recorded changes no bit"
 
 
+def test_shapes_of_a_recording_are_noted_in_one_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode for every tensor is half of what a recording costs."""
+    graphs, graph = [], Traced._graph
+    monkeypatch.setattr(Traced, "_graph", lambda *given: graphs.append(graph(*given)) or graphs[-1])
+    with at_once():
+        final("single", 1)
+    assert graphs
+    for one in graphs:
+        values = [node.meta["val"] for node in one.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+        assert len({id(value.fake_mode) for value in values}) == 1
+
+
 @pytest.mark.short_runs
 @pytest.mark.parametrize(("rounds", "workers", "ahead"), [(8, 1, 3.0), (8, 2, 7.5), (2, 1, 0.0), (None, 1, math.inf)])
 def test_the_rest_of_a_run_against_what_went_before(rounds: int | None, workers: int, ahead: float) -> None:

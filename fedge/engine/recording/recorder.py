@@ -168,6 +168,8 @@ class Traced:
     def _count(self, step: Step, args: tuple[Any, ...]) -> None:
         shapes, warm, most = step.shapes, self._warm(args[3]), MOST.get(args[3].device.type, 64)
         self.calls[shapes] += 1
+        if step.family in self._heights and self._heights[step.family].given_up:
+            self.payoff.part(step.family)
         if self.payoff.calls(step) > warm and len(self.recorded) < most and self.payoff.pays(step, warm):
             begin = time.perf_counter()
             compile = self.compile and self._worth_compiling(shapes)
@@ -240,10 +242,7 @@ class Traced:
             reuse_memory(graph)
             call_directly(graph)
             if args[3].dim():
-                heights = self._heights.setdefault(family := _but_height(args), Heights())
-                heights.add(len(args[3]), graph)
-                if heights.given_up:
-                    self.payoff.part(family)
+                self._heights.setdefault(_but_height(args), Heights()).add(len(args[3]), graph)
             return graph.forward
         except Exception as error:
             if is_out_of_memory(error):
