@@ -258,7 +258,7 @@ def test_what_the_command_trains_is_what_is_stored() -> None:
     """Settings of timed rows are those of the yardstick; of those that were trained here, those of the command."""
     told = [line for line in edge_measure.lines() if line.get("setting") is not None]
     trained = [line for line in told if line["device"] != "timed"]
-    assert {line["method"] for line in trained} == {"asynchronous FedOVA, late mean"}
+    assert {line["method"] for line in trained} == {edge_measure.LATE[1], edge_measure.SPECTRAL_OVA[1]}
     assert {line["method"] for line in told if line not in trained} == set(edge_timed.YARDSTICK) - {"FedOVA"}
     for line in told:
         here = edge_measure.setting(edge_measure.built(edge.entry_of(line)))

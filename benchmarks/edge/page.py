@@ -17,7 +17,7 @@ WAITING = {  # what a method is compared with, if not with FedOVA
     "asynchronous FedOVA, buffers of 4, late mean": "FedOVA, late mean",
     "asynchronous FedOVA + spectral": "FedOVA + spectral",
 }
-SAVES = ("asynchronous FedOVA", "asynchronous FedOVA, buffers of 4, late mean")
+SAVES = ("asynchronous FedOVA", "asynchronous FedOVA, late mean", "asynchronous FedOVA, buffers of 4, late mean")
 TITLES = {"digits": "digits", "fmnist": "Fashion-MNIST", "kws": "key words"}
 
 

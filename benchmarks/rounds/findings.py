@@ -14,7 +14,7 @@ from .tables import Runs, middle, percent, runs_of
 IID, SERVER, TWO, ONE = "Spectral carried", "Server spectral", "FedOVA + server spectral", "FedAvg + server spectral"
 F, K, F2, K2 = "fmnist-iid", "kws-iid", "fmnist-l2", "kws-l2"
 STEPS = ("spectral", "spectral_fast", "shampoo", "soap")
-NEWTON = ("giant", "done", "subspace_newton", "fisher_lbfgs")
+NEWTON = ("giant", "done", "subspace_newton", "fisher_lbfgs", "foof")
 
 
 def curved(method: Method) -> bool:

@@ -91,7 +91,8 @@ def not_run(found: Findings) -> str:
     for row in found.grid.rows("all"):
         lines = found.runs(row.problem.name).get(row.method.name, [])
         if len(lines) < len(found.grid.final["seeds"]):
-            name = labelled(found.grid, row.method.name, lines) if lines else row.method.name
+            tried = " (trials alone)" if found.store.of("trial", row.problem.name, row.method.name) else ""
+            name = labelled(found.grid, row.method.name, lines) if lines else row.method.name + tried
             left.setdefault(TITLES.get(row.problem.name, row.problem.name), []).append(name)
     told = "; ".join(f"*{title}*: {', '.join(names)}" for title, names in left.items())
     return f"Not run yet: {told}." if left else "Every row of the grid was run."

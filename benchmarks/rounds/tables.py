@@ -148,9 +148,9 @@ def taken_table(problem: Problem, runs: Runs) -> str:
 
 
 def tuning_table(grid: Grid, problem: Problem, store: Store, runs: Runs) -> str:
-    """Every setting that was tried, best first."""
+    """Every setting that was tried, best first; methods with trials alone come last."""
     rows = []
-    for name in runs:
+    for name in dict.fromkeys([*runs, *grid.methods]):
         for lines in ranked(grid, problem, store, name):
             rows.append((name, setting(lines[0]["setting"]), lines[0]["rounds"], *held_out(grid, lines).split(", ")))
     head = ("method", "setting", "trained for, rounds", f"rounds to held-out {100 * problem.held_out:g} %")
@@ -189,7 +189,8 @@ def percent(values: list[float | None]) -> str:
     known = [100 * value for value in values if value is not None]
     if not known:
         return "-"
-    return f"{mean(known):.2f}" + (f" ± {stdev(known):.2f}" if len(known) > 1 else "")
+    some = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
+    return f"{mean(known):.2f}" + (f" ± {stdev(known):.2f}" if len(known) > 1 else "") + some
 
 
 def table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

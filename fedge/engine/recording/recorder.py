@@ -275,7 +275,7 @@ class Traced:
 
 def one_mode(leaves: list[Tensor]) -> AbstractContextManager[Any]:
     """Within it, on a CPU, the shapes of all that is recorded are noted in one mode: torch makes a mode per tensor if
-    there is none, which is half of what a recording costs. On a GPU it was not tried."""
+    there is none, which is half of what a recording costs. On a GPU the first round takes no less with it."""
     if leaves[0].device.type != "cpu":
         return nullcontext()
     return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
