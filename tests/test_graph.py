@@ -321,3 +321,40 @@ def test_attention_written_out_is_torch_s(weights: bool) -> None:
         assert (found[1] is None) == (not weights)
         if weights:
             assert float((found[1] - expected[1]).detach().abs().max()) < 1e-12
+
+
+class Late(nn.Module):
+    """Dropout, or another draw, from the third pass on."""
+
+    def __init__(self, draw: str) -> None:
+        super().__init__()
+        self.first, self.out, self.draw, self.passes = nn.Linear(6, 5), nn.Linear(5, CLASSES), draw, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, self.passes = torch.tanh(self.first(x)), self.passes + 1
+        if self.passes > 2:
+            x = F.dropout(x, 0.5, self.training) if self.draw == "dropout" else x * torch.rand(5)
+        return self.out(x)
+
+
+def test_draws_that_begin_late_are_addressed_or_refused() -> None:
+    """After passes without any, functions of torch are no longer looked at one by one."""
+    network = Network(lambda: Late("dropout"), (6,))
+    module = network.module()
+    own, mine = job(*stack(network, module), 1)
+    handle = GraphHandle(module, cross_entropy)
+    still = [handle.grad(own, mine) for _ in range(2)]
+    assert close(*still) == 0
+    state = torch.get_rng_state()
+    late = [handle.grad(own, mine) for _ in range(2)]
+    assert torch.equal(state, torch.get_rng_state())
+    module.passes = 5
+    plain = Handle(module, cross_entropy)
+    assert close(late[0], plain.grad(own, mine)) < 1e-12
+    assert close(*late) == 0 < close(late[0], still[0])
+
+    handle = GraphHandle(Network(lambda: Late("rand"), (6,)).module(), cross_entropy)
+    for _ in range(2):
+        handle.grad(own, mine)
+    with pytest.raises(RuntimeError, match="random operation 'rand'"):
+        handle.grad(own, mine)

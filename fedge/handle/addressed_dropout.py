@@ -35,12 +35,12 @@ class AddressedDropout(TorchFunctionMode):
     """Dropout whose mask is a function of the step's key, the call's number in the forward pass and the element.
 
     Any other random operation is an error by name: it would differ between engines. `masks`: the same as `scaled_mask`,
-    computed in another way.
+    computed in another way. `usual`: so far every function did what torch does without this mode.
     """
 
     def __init__(self, key: Tensor, masks: Masks | None = None) -> None:
         super().__init__()
-        self.key, self.masks, self.calls, self.draws = key, masks or scaled_mask, 0, 0
+        self.key, self.masks, self.calls, self.draws, self.usual = key, masks or scaled_mask, 0, 0, True
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -49,15 +49,19 @@ class AddressedDropout(TorchFunctionMode):
         if func in _ELEMENT or (func in _CHANNEL and func is not F.feature_alpha_dropout):
             return self._drop(func, *args, **kwargs)
         if func in recurrent.STATES and (call := recurrent.arguments(func, args)).draws:
+            self.usual = False
             with self:  # again: its dropout is drawn in here
                 return recurrent.by_layer(call, recurrent.by_torch(func))
         if func is F.scaled_dot_product_attention and _attention_dropout(args, kwargs):
+            self.usual = False
             with self:
                 return attention.plain(*args, **kwargs)
         if func is F.multi_head_attention_forward and attention.draws(*args, **kwargs):
+            self.usual = False
             with self:
                 return attention.heads(*args, **kwargs)
         if func is F.embedding and (padding := _padding(*args, **kwargs)) is not None:
+            self.usual = False
             return padding
         if func is _VF._pack_padded_sequence:
             recurrent.refuse_packed()
@@ -71,6 +75,7 @@ class AddressedDropout(TorchFunctionMode):
 
     def _drop(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         self.calls += 1
+        self.usual = False
         if not training or p == 0:
             return input
         self.draws += 1

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_dispatch_stack
 from torch.func import functional_call, vmap
 
 from fedge.core import Batch, Loss, Params
@@ -23,6 +24,7 @@ from fedge.handle.addressed_dropout import AddressedDropout
 from fedge.handle.curvature import in_one_pass
 from fedge.handle.fast import Patches
 from fedge.handle.fisher_diagonal import noisy, separable
+from fedge.handle.global_draws import drawn, undo
 from fedge.handle.per_example import squared_examples
 from fedge.handle.plain import Handle
 from fedge.handle.recurrent import ByStep
@@ -43,10 +45,29 @@ class Differentiated:
     def __init__(self, handle: Handle, patches: bool, layers: Rules | None = None) -> None:
         self.handle, self.loss, self.patches, self.layers = handle, handle.per_example, patches, layers
         self.alone: Rules = {}
+        self._usual: Rules | None = None  # the rules with which everything was torch's own, from then on
 
     def one(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradient of one job."""
-        return self._backward(lambda own: self.handle.logits(own, x, key, Alone(self.alone)), y, mask, params)
+        return self._backward(lambda own: self._alone(own, x, key), y, mask, params)
+
+    def _alone(self, params: Params, x: Inputs, key: Tensor) -> Tensor:
+        """The output for one client.
+
+        To look at every call of torch takes as long as the work of a small model. Where nothing was addressed or
+        computed in another way before, only the global generator is looked at: a model that draws after all is computed
+        again.
+        """
+        if self._usual is self.alone and key.device.type == "cpu" and not _len_torch_dispatch_stack():
+            before = drawn()
+            found = self.handle.as_torch(params, x)
+            if torch.equal(before, drawn()):
+                return found
+            undo(before)
+        mode = Alone(self.alone)
+        found = self.handle.logits(params, x, key, mode)
+        self._usual = self.alone if self.handle.usual and mode.usual else None
+        return found
 
     def many(self, x: Inputs, y: Tensor, mask: Tensor, key: Tensor, params: Params) -> Params:
         """The gradients of J jobs, everything with a leading job axis."""

@@ -53,6 +53,7 @@ class Handle:
         self._still = [layer for layer in self.module.modules() if is_still(layer)]
         self.per_example = loss
         self._separable: list[str] | None = None
+        self.usual = False  # whether in the last pass in training mode every function did what torch does
 
     def logits(
         self, params: Params, x: Inputs, key: Tensor | None = None, mode: AbstractContextManager[Any] | None = None
@@ -64,8 +65,16 @@ class Handle:
         if self.module.training != (key is not None):
             self.set_training(key is not None)
         masks = getattr(mode, "masks", None)
-        with AddressedDropout(key, masks) if key is not None else nullcontext(), mode or nullcontext():
+        with AddressedDropout(key, masks) if key is not None else nullcontext() as dropout, mode or nullcontext():
             out: Tensor = self.swapped(params, *arguments(x))
+        self.usual = dropout is not None and dropout.usual
+        return out
+
+    def as_torch(self, params: Params, x: Inputs) -> Tensor:
+        """The module's output in training mode, with nothing addressed."""
+        if not self.module.training:
+            self.set_training(True)
+        out: Tensor = self.swapped(params, *arguments(x))
         return out
 
     def set_training(self, training: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
@@ -19,16 +18,13 @@ from fedge.engine.recording.payoff import Ahead, endless
 from fedge.engine.recording.recorder import Traced
 from fedge.engine.recording.replayed import Replayed
 from fedge.engine.recording.untouched import untouched
+from fedge.handle.global_draws import drawn
 from fedge.keys import FINISH, fold_tensor
 
 FINE = 4  # binary digits of the height of a stack on a CPU
 
 Upload = tuple[Payload, Tensor]
 Gather = Callable[[Tensor, Tensor, Tensor], Batch]  # pool indices, mask, keys -> stacked batch
-
-# get_rng_state holds a lock of torch's while it makes its result. If Python collects garbage right then, another thread
-# may run, and one that asks for the state too waits for that lock while holding the GIL: deadlock.
-_ONE_AT_A_TIME = threading.Lock()
 
 
 class StepError(RuntimeError):
@@ -73,12 +69,6 @@ def fold_one(
         return upload
     except Exception as error:
         _fail(step, error)
-
-
-def drawn() -> Tensor:
-    """The state of torch's global generator; it changes with every draw."""
-    with _ONE_AT_A_TIME:
-        return torch.get_rng_state()
 
 
 def _fail(step: int | str, error: Exception) -> NoReturn:

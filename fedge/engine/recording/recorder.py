@@ -20,6 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class Traced:
         self._simple: set[Any] = set()  # recorded and not compiled, because they were rare
         self._seen: set[Any] = set()
         self._kinds: dict[Any, int] = {}
+        self._shapes: dict[Any, int] = {}  # numbers for what takes long to look up
+        self._numbers = count()  # no two threads get the same one
         self._heights: dict[Any, Heights] = {}  # by all shapes but the height of the stack
 
     @property
@@ -109,7 +112,7 @@ class Traced:
         fixed, sent_spec = pytree.flatten(sent)
         flat, spec = pytree.flatten(carry)
         kind = (sent_spec, spec, row.shape, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*fixed, *flat)))
-        name = self._kinds.setdefault(kind, len(self._kinds))
+        name = self._kinds.setdefault(kind, next(self._numbers))
         for group in groups:
             run: Function | None = None
             replayed = 0
@@ -121,14 +124,15 @@ class Traced:
                     replayed += 1
                     continue
                 types = [leaf.dtype for leaf in parts[:-3]]
-                shapes = (name, *types, *[leaf.shape for leaf in parts], *[leaf.stride() for leaf in flat])
+                whole = (name, *types, *[leaf.shape for leaf in parts], *[leaf.stride() for leaf in flat])
+                shapes = self._shapes.setdefault(whole, next(self._numbers))
                 if (known := self._known(shapes)) is not None:
                     before, flat = flat, known(*fixed, *flat, *parts, row)
                     run = known if _alike(before, flat) else None  # if it is once, it is from then on
                     replayed += 1
                     continue
                 args = (sent, pytree.unflatten(flat, spec), batch, row)
-                with untouched(self._is_new(shapes), sent=sent, carry=args[1], batch=batch):
+                with untouched(self._is_new(shapes), sent=fixed, carry=flat, batch=list(parts)):
                     if function is not None:
                         flat = pytree.leaves_as(function(*args), spec)
                         continue

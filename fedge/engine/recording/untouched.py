@@ -17,9 +17,10 @@ def untouched(closely: bool = False, **given: Any) -> Iterator[None]:
     """Refuse writing in place into what was given, by its name: other clients and later steps see the same.
 
     torch counts such writes, but for those through `.data`, numpy views and the like; `closely` compares the numbers as
-    well, with a copy of them.
+    well, with a copy of them. A list is one of leaves.
     """
-    leaves = {name: [leaf for leaf in pytree.leaves(nest) if isinstance(leaf, Tensor)] for name, nest in given.items()}
+    flat = {name: nest if type(nest) is list else pytree.leaves(nest) for name, nest in given.items()}
+    leaves = {name: [leaf for leaf in found if isinstance(leaf, Tensor)] for name, found in flat.items()}
     before = {name: [leaf._version for leaf in found] for name, found in leaves.items()}
     copies = {name: [leaf.detach().clone() for leaf in found] for name, found in leaves.items()} if closely else {}
     yield

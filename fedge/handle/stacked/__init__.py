@@ -75,20 +75,24 @@ class Alone(TorchFunctionMode):
     """One client: recurrent layers by the rule for many where that is faster than torch's own; the rest as it is.
 
     torch has a fused LSTM for a CPU, except in double precision, and no fused GRU. `rules`: functions to call in place
-    of torch's.
+    of torch's. `usual`: so far every function was torch's own.
     """
 
     def __init__(self, rules: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
-        self.rules = rules or {}
+        self.rules, self.usual = rules or {}, True
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         ours = func is _VF.gru or (func is _VF.lstm and args[0].dtype == torch.float64)
         if ours and args[0].device.type == "cpu" and has_rule(func, call := arguments(func, args)):
+            self.usual = False
             return by_layer(call, alone(func))
-        return self.rules.get(func, func)(*args, **(kwargs or {}))
+        if func in self.rules:
+            self.usual = False
+            return self.rules[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 __all__ = ["RULES", "Alone", "Stacked", "naming"]
