@@ -335,8 +335,10 @@ def test_partial_work_does_the_steps_that_fit() -> None:
     )
     steps = {k: 3 * -(-len(where.examples(k)) // min(4, len(where.examples(k)))) for k in range(where.clients)}
     for k, row in full.items():
-        fits = math.floor(steps[k] * (budget - row[1] - row[2] - row[4]) / row[3] + 1e-9)
-        assert times["limits"][k] == (min(steps[k], max(1, fits)),)
+        n, room = len(where.examples(k)), budget - row[1] - row[2] - row[4]
+        visits = np.cumsum([min(4, n - first) for first in range(0, n, 4)] * 3)
+        fits = int((visits / visits[-1] * row[3] <= room * (1 + 1e-12)).sum())
+        assert times["limits"][k] == (max(1, fits),)
         assert times[k] <= budget * (1 + 1e-12) or times["limits"][k] == (1,)
     assert len({times["limits"][k][0] / steps[k] for k in steps}) > 1, "nobody was cut short"
     assert run.history[0]["late"] == []

@@ -128,8 +128,8 @@ class Plain:
         work = [FLOPS * (s // epoch * self.n(k) + min(s % epoch * 4, self.n(k))) / d.flops[k] for s in range(full + 1)]
         steps = full
         if isinstance(self.case.policy, PartialWork):
-            share = (self.case.policy.seconds - before - down - up) / work[full]
-            steps = max(1, min(full, math.floor(full * share + 1e-9)))
+            room = self.case.policy.seconds - before - down - up
+            steps = max(1, sum(spent <= room for spent in work[1:]))
         taken = before + down + float(work[steps]) + up
         out = math.inf
         if self.case.stay < math.inf:

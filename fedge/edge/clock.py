@@ -131,10 +131,10 @@ class Clock(Around):
         share = np.where(phase.compute > 0, np.clip(budget / some, 0.0, 1.0), 1.0)
         found, flops = list[Ask](), np.zeros(len(share))
         for ask, work in zip(asks, works, strict=True):
-            steps = np.maximum(1, np.floor(work.steps * share + 1e-9)).astype(np.int64)
+            steps, spent = self.load.fitting(ask, phase.clients, work.steps, share)
             limits = dict(zip(phase.clients.tolist(), map(tuple, steps.T.tolist()), strict=True))
             found.append(replace(ask, limits=limits))
-            flops += self.load.limited(ask, phase.clients, steps)
+            flops += spent
         total = sum(work.flops for work in works)
         return tuple(found), replace(phase, compute=phase.compute * flops / np.where(total > 0, total, 1.0))
 

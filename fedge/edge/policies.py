@@ -78,12 +78,11 @@ class FirstOf(WaitForAll):
 class PartialWork(WaitForAll):
     """Every client does the steps that fit, at least one, and is waited for (FedProx's partial work).
 
-        steps_k = max(1, floor(steps of the task * (seconds - what is not computing) / compute_k)),  at most all
+        steps_k = max {s : compute_k of s steps <= seconds - what is not computing},  at least 1, at most all
 
-    Steps end within an epoch, so this is an exact fractional number of epochs. They count as equally long: where the
-    last batch of an epoch is smaller, a client is over its time by less than a batch. Weights stay the clients'
-    numbers of examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were
-    done.
+    Steps end within an epoch, so this is an exact fractional number of epochs; the last batch of an epoch takes as long
+    as it is large. Of several tasks each gets the same share of its work. Weights stay the clients' numbers of
+    examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were done.
     """
 
     seconds: float = 60.0
