@@ -22,7 +22,7 @@ from fedge.checks import positive
 from fedge.core import Ask, At, Drop, Examples, Progress, Share
 from fedge.edge.cohorts import Choice, by_choice
 from fedge.edge.devices import EVERYBODY, Devices, Drawn, Fleet
-from fedge.edge.draws import Array, exponential, uniform
+from fedge.edge.draws import Array, exponential, lots, uniform
 from fedge.edge.events import Events
 from fedge.edge.fairness import by_kind
 from fedge.edge.phase import End, Phase, timeline
@@ -144,7 +144,7 @@ class Clock(Around):
         if self.stay is not None:
             left = self.stay * exponential(fold(at.seed, LEAVING, at.round, at.phase), phase.clients)
         active, good = phase.active, ~phase.active
-        cut = self.policy.cut(phase.seconds[active], left[active])
+        cut = self.policy.cut(phase.seconds[active], left[active], lots(at, phase.clients[active]))
         good[active] = cut.good
         until = np.where(active, np.minimum(np.minimum(phase.seconds, left), cut.seconds), 0.0)
         return End(good, ~good & (left <= until), until, cut.seconds, cut.reason)

@@ -27,8 +27,9 @@ class Cut(NamedTuple):
 class WaitForAll:
     """The phase ends when the last has answered or left:  T = max_k min(t_k, l_k)."""
 
-    def cut(self, seconds: Array, left: Array) -> Cut:
-        """From the seconds that each client needs and those after which it leaves (infinity: never)."""
+    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+        """From the seconds that each client needs and those after which it leaves (infinity: never); of equals the one
+        with the smallest lot comes first."""
         return Cut(seconds <= left, float(np.minimum(seconds, left).max(initial=0.0)))
 
     def budget(self, seconds: Array, compute: Array) -> Array | None:
@@ -45,8 +46,8 @@ class Deadline(WaitForAll):
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)
 
-    def cut(self, seconds: Array, left: Array) -> Cut:
-        good, last, _ = super().cut(seconds, left)
+    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+        good, last, _ = super().cut(seconds, left, lots)
         return Cut(
             good & (seconds <= self.seconds), min(self.seconds, last), f"late: not done after {self.seconds:g} s"
         )
@@ -64,11 +65,11 @@ class FirstOf(WaitForAll):
     def __post_init__(self) -> None:
         at_least_one("count", self.count)
 
-    def cut(self, seconds: Array, left: Array) -> Cut:
-        answered, last, _ = super().cut(seconds, left)
+    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+        answered, last, _ = super().cut(seconds, left, lots)
         if answered.sum() < self.count:
             return Cut(answered, last)
-        order = np.where(answered, seconds, np.inf).argsort(kind="stable")[: self.count]
+        order = np.lexsort((lots, np.where(answered, seconds, np.inf)))[: self.count]
         good = np.zeros(len(seconds), bool)
         good[order] = True
         return Cut(good, float(seconds[order[-1]]), f"late: not among the first {self.count}")

@@ -198,6 +198,18 @@ class Workload:
             payload_bytes(upload),
         )
 
+    @property
+    def epochs(self) -> int:
+        """Passes over a client's examples, of all tasks together."""
+        return sum(task.epochs for task in self.tasks.values())
+
+    def models(self, clients: Array) -> Array:
+        """How many models each client trains: one, or one per row that it holds."""
+        first = next(iter(self.tasks.values()))
+        if first.rows is None:
+            return np.ones(len(clients), np.int64)
+        return np.array([len(rows) for rows in self.rows(clients, first)])
+
     def gradient_flops(self) -> float:
         """FLOPs of the gradient of one example, with labels as the tasks have them: of a row, if they are by row."""
         found = []

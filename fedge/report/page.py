@@ -44,8 +44,8 @@ DEFAULT_TARGET = (
     " It is the default: 90 % of the best accuracy any run reached that did not fail, rounded down to a whole percent."
 )
 DEVICES = (
-    "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. Not "
-    "counted is what a radio draws before and after a message, which for small models is more than all the rest. "
+    "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. "
+    "Not counted is what a radio draws before and after a message, which for small models is more than all the rest. "
     "Accuracy by kind of device is that of every class, weighted by what clients of the kind hold."
 )
 Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each
