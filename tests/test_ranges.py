@@ -52,6 +52,11 @@ def only(name: str, value: float) -> Callable[[str, Tensor, int], Tensor]:
     return lambda leaf, old, _: torch.full_like(old, value) if leaf == name else old
 
 
+def flipped(first: Tensor) -> Tensor:
+    """Means of features and labels with another sign, but for the shares of the labels."""
+    return torch.cat([-first[:-1], first[-1:]]) if first.dim() > 1 else first
+
+
 CASES = {
     "nobody was seen": ("scaffold_counted", "presence", only("new", -6.0)),
     "all are forgotten later": (
@@ -75,6 +80,12 @@ CASES = {
     "a longer path than its examples make": ("fedcm", "length", only("sum", 9.0)),
     "moments beyond one": ("calibrated_fedavg", "moments", only("second", -1.5)),
     "means of squares below zero": ("calibrated_fedavg", "moments", only("second", -0.5)),
+    "labels that follow from no features": ("calibrated_fedavg", "moments", lambda _, leaf, t: flipped(leaf)),
+    "labels that are fewer than none": (
+        "calibrated_fedavg",
+        "moments",
+        lambda _, leaf, t: -leaf if leaf.dim() > 1 else leaf,
+    ),
 }
 
 
