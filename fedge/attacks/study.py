@@ -189,6 +189,8 @@ def study(wanted: Iterable[Case], setup: Setup, file: Path | None, tell: Callabl
 
 
 def _studied(wanted: Sequence[Case], setup: Setup, file: Path | None, tell: Callable[[Line], None]) -> list[Line]:
+    if file is not None:
+        _append(file, "")  # what cannot be written is said before any run
     known = {} if file is None else read(file)
     if file is not None:
         _mend(file)
@@ -197,17 +199,19 @@ def _studied(wanted: Sequence[Case], setup: Setup, file: Path | None, tell: Call
         line = known.get(case)
         if line is None:
             line = run(case, setup)
-            _keep(line, file)
+            if file is not None:
+                _append(file, json.dumps(line) + "\n")
         tell(line)
         found.append(line)
     return found
 
 
-def _keep(line: Line, file: Path | None) -> None:
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+def _append(file: Path, text: str) -> None:
+    try:
+        with open(file, "a", opener=atomic.in_place) as out:
+            out.write(text)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {file}: {error.strerror or error}; choose another --out") from error
 
 
 def _mend(file: Path) -> None:
