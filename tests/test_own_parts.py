@@ -386,6 +386,16 @@ def test_a_run_does_not_go_on_with_other_data(reading: Path, tmp_path: Path, row
     assert one.run.rounds == 5
 
 
+def test_attacks_on_other_data_are_computed_anew(reading: Path, tmp_path: Path) -> None:
+    words = ["attack", "exp.toml", "--kind", "sign_flip", "--share", "0.25", "--defence", "mean", "--out", "out"]
+    counts = []
+    for change in (0.0, 0.0, 0.01):
+        written(tmp_path / "data.csv", change)
+        assert CliRunner().invoke(app, words).exit_code == 0
+        counts.append(len((tmp_path / "out" / "attacks.jsonl").read_text().splitlines()))
+    assert counts == [2, 2, 4]
+
+
 def test_ranks_with_other_data_are_refused(reading: Path, tmp_path: Path) -> None:
     written(tmp_path / "other.csv", 0.01)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "OTHER": "other.csv"}

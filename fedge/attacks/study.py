@@ -23,9 +23,11 @@ from fedge.engine import TooFewReplies
 from fedge.experiment import Experiment, ExperimentError, Setup
 from fedge.experiment.training import basics_of, engine_of
 from fedge.experiment.values import Mismatch, complain, convert, made
+from fedge.federation import Federation
 from fedge.loop import train
 from fedge.runs import atomic
 from fedge.runs.differences import does_nothing
+from fedge.runs.examples import checksum
 from fedge.runs.folder import RunFolder
 from fedge.runs.lines import parse
 from fedge.runs.run import Record
@@ -85,6 +87,12 @@ def cases(
             defended(None, defence)
             yield Case(label, NONE, 0.0, defence, seed, config)
             yield from (Case(label, kind, share, defence, seed, config) for share in shares for kind in kinds)
+
+
+def on_data(wanted: Sequence[Case], federation: Federation) -> list[Case]:
+    """The same with a checksum of the data too: what a file of the user's loads may change, and the file does not."""
+    known = checksum(federation)
+    return [replace(case, config=hashlib.sha256(f"{case.config} {known}".encode()).hexdigest()[:12]) for case in wanted]
 
 
 def _without(table: dict[str, Any]) -> dict[str, Any]:
