@@ -3,9 +3,9 @@
     python -m benchmarks.edge.partial     # the runs that are missing, half a minute, and the table in docs/edge.md
 
 100 microcontrollers on Wi-Fi with two labels each and a ten-fold spread, 20 per round, five local epochs, 30 rounds,
-`PartialWork(0.02)`; accuracy is the mean of the last three rounds. Computing is most of a phase there: of 100 asked with
-batches of 10, 14 did one step of ten, 14 all, and 72 something between. On phones it is next to nothing, and a client
-does one step or all of them.
+`PartialWork(0.02)`; accuracy is the mean of the last three rounds. Computing is most of a phase there: of 100 asked
+with batches of 10, 14 did one step of ten, 14 all, and 72 something between. On phones it is next to nothing, and a
+client does one step or all of them.
 """
 
 from __future__ import annotations

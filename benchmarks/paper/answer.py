@@ -65,8 +65,8 @@ def in_short(found: dict[str, list[Pair]]) -> str:
     single = f", {len(every) - len(several)} have one seed" if len(several) < len(every) else ""
     return (
         f"**In short**: where rounds are scarce, FedOVA helps in {rounds} of {len(every)} cells ({clear} of them "
-        f"beyond the spread of the seeds{single}); where bytes are scarce, in {moved} of {len(every)}. A cell is a data "
-        "set and l, how many of ten labels every client holds."
+        f"beyond the spread of the seeds{single}); where bytes are scarce, in {moved} of {len(every)}. A cell is a "
+        "data set and l, how many of ten labels every client holds."
     )
 
 
