@@ -38,6 +38,7 @@ from fedge.edge.work import Workload
 from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
 from fedge.experiment import Experiment, ExperimentError, compare, load, parse
 from fedge.keys import COHORT, choose, fold
+from fedge.loop import cohorts
 from fedge.runs.folder import RunFolderError
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
 
@@ -366,6 +367,41 @@ def plain_fednova(algorithm: fedge.FedNova, where: fedge.Federation, limits: dic
         total, reach = total + n, reach + n * steps
         direction = {name: d + n * (start[name] - params[name]) / steps for name, d in direction.items()}
     return {name: start[name] - reach / total * direction[name] / total for name in start}
+
+
+@pytest.mark.parametrize("kind", [Simulator, Loopback])
+def test_partial_work_that_nobody_can_keep_is_refused(kind: type[BaseLink]) -> None:
+    """Every phone waits 0.07 s before anything moves: each did one step all the same, and nothing was said."""
+    told = r"round 1: nobody can keep the time of 'train': of 5 clients the fastest needs 0\.07.* s for one step"
+    with pytest.raises(TooFewReplies, match=told + r".*with PartialWork\(seconds=0\.05\): allow more time"):
+        trained(fedavg(), Profiles("phone", spread=10.0), PartialWork(0.05), kind)
+
+
+def test_partial_work_that_one_client_can_keep_is_done() -> None:
+    """One step of the fastest is just in time; without its rounding it is not."""
+    fleet = Profiles("microcontroller", "wifi", spread=10.0)
+    (phase,) = trained(fedavg(), fleet, PartialWork(0.0102), rounds=1).history[0]["timeline"]
+    least = min(sum(row[1:5]) for row in phase["clients"])
+    with pytest.raises(TooFewReplies, match="nobody can keep the time"):
+        trained(fedavg(), fleet, PartialWork(0.01), rounds=1)
+    assert trained(fedavg(), fleet, PartialWork(least), rounds=1).history[0]["late"] == []
+
+
+def test_a_resumed_run_is_not_looked_at_again(tmp_path: Path) -> None:
+    """A later cohort may have nobody who keeps the budget: each does one step."""
+    algorithm, where, file = fedavg(), federation(), tmp_path / "devices.csv"
+    file.write_text("flops,down,up,latency\n" + "".join(f"1e6,1e6,1e6,{0.0 if k == 3 else 1.0}\n" for k in range(7)))
+    draw = cohorts(7, 1)
+    seed = next(seed for seed in range(100) if [int(draw(At(seed, r, 0))) == 3 for r in (1, 2)] == [True, False])
+
+    def run(rounds: int, resume: bool = False) -> fedge.Run:
+        link = Clock(Simulator(algorithm, where), where, Table(str(file), 7), PartialWork(0.1))
+        return fedge.train(
+            algorithm, where, rounds=rounds, cohort=1, seed=seed, link=link, out=tmp_path / "a", resume=resume
+        )
+
+    run(1)
+    assert run(2, resume=True).history[1]["cohort"] != [3]
 
 
 def test_limits_below_one_are_refused() -> None:

@@ -83,7 +83,7 @@ class PartialWork(WaitForAll):
     Steps end within an epoch, so this is an exact fractional number of epochs. They count as equally long: where the
     last batch of an epoch is smaller, a client is over its time by less than a batch. Weights stay the clients'
     numbers of examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were
-    done.
+    done. Seconds in which nobody of the first cohort can do one step and send it are refused.
     """
 
     seconds: float = 60.0
