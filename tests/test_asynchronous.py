@@ -535,6 +535,38 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         run(algorithm, policy=Deadline(1.0))
 
 
+@pytest.mark.parametrize("wrap", [lambda one: one, fedge.Averaged])
+def test_a_buffer_that_no_run_can_fill_is_refused(wrap: Any) -> None:
+    """The model never moved, and nothing was said."""
+    told = "buffer is 10, but 3 rounds of 3 clients are 9 answers, so it never fills and the model never moves: lower"
+    with pytest.raises(ValueError, match=told):
+        run(wrap(fedge.FedBuff(fedavg(), buffer=10)), rounds=3, cohort=3)
+    half = run(fedge.FedBuff(fedavg(), buffer=9), rounds=3, cohort=3)
+    run(fedge.FedBuff(fedavg(), buffer=10), rounds=1, cohort=3, start=half)  # four rounds in all
+    with pytest.raises(ValueError, match="each of the 3 classes has a buffer of its own"):
+        run(fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=10), rounds=3, cohort=3)
+
+
+def test_a_buffer_that_no_run_can_fill_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    table = tomllib.loads(killed("fedbuff_fedavg", 4).replace("buffer = 2", "buffer = 100"))
+    with pytest.raises(ExperimentError, match="fedbuff: buffer is 100, but 4 rounds of 6 clients are 24 answers"):
+        compare(parse(table), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_server_that_took_no_step_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Every client holds one class, so no buffer fills although there are as many answers."""
+    data = toy_data()
+    single = fedge.Federation(data, [(data.train_y == label).nonzero().flatten().numpy() for label in range(3)])
+    algorithm = fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=4)
+    found = run(algorithm, rounds=2, cohort=2, where=single)
+    assert sum(record["server_steps"] for record in found.history) == 0
+    assert "the server took no step in 2 rounds" in caplog.text
+    caplog.clear()
+    run(fedge.FedBuff(fedavg(), buffer=2), rounds=2, cohort=2)
+    assert not caplog.text
+
+
 def test_a_link_that_events_would_pass_by_is_refused() -> None:
     """Liars that never lie would make it look safe."""
     algorithm, where = ALGORITHMS["fedbuff"](), ragged(toy_data())

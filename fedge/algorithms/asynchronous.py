@@ -86,6 +86,15 @@ class Asynchronous(Wrapper[State]):
             "table [edge] to the experiment"
         )
 
+    def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
+        """A buffer that all answers of a run together do not fill never moves the model."""
+        if self.buffer > (most := rounds * cohort):
+            each = f"; each of the {self.rows} classes has a buffer of its own" if self.rows else ""
+            raise ValueError(
+                f"buffer is {self.buffer}, but {rounds} rounds of {cohort} clients are {most} answers, so it never fills "
+                f"and the model never moves{each}: lower buffer, or raise rounds or cohort"
+            )
+
     def asks(self, model: Any) -> Ask:
         """What a client that starts now is asked and sent, for one row."""
         flow = self.base.round(model)

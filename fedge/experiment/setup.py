@@ -59,6 +59,7 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
     algorithms = build_algorithms(experiment, federation)
     for label, algorithm in algorithms.items():
         check_clock(experiment, algorithm, label)
+        check_run(experiment, algorithm, federation, label)
         check_problem(experiment, algorithm, federation, label)
     return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
 
@@ -78,6 +79,13 @@ def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
     if edge.policy is not None or edge.choose is not None:
         raise ExperimentError(f"{where}: {name} waits for nobody: leave out policy and choose in [edge]")
+
+
+def check_run(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:
+    """Said before there is a folder: rounds, or a draw of cohorts, of which nothing can come."""
+    table = experiment.train
+    with at(where):
+        algorithm.check_run(table["rounds"], table["cohort"] or federation.clients, table["sampling"] or "fixed")
 
 
 def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:

@@ -72,6 +72,7 @@ def train(
     preflight.check_privacy(privacy, federation.clients, cohort, sampling, trains, link)
     _check_resume(resume, start, out)
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
+    algorithm.check_run(rounds + (0 if start is None else start.rounds), cohort or federation.clients, sampling)
     if link is None:
         link = _engine(engine, device).expecting(algorithm, rounds).link(algorithm, federation, rounds=rounds)
     preflight.check_link(algorithm, link)
@@ -90,6 +91,8 @@ def train(
         run.classes = federation.data.called
         with link.working():
             training.rounds(run, last, stop)
+    if link.runtime.group.leads and not run.stopped:
+        preflight.say_unmoved(run.history)
     return run
 
 
