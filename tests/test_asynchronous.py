@@ -535,6 +535,20 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         run(algorithm, policy=Deadline(1.0))
 
 
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync", "averaged"])
+def test_a_draw_of_cohorts_is_refused(name: str, tmp_path: Path) -> None:
+    """It was ignored."""
+    kind = "FedAsync" if name == "fedasync" else "FedBuff"
+    told = rf"sampling is 'poisson', but {kind} draws no cohorts: 3 clients are at work at any time; leave sampling out"
+    algorithm = {"averaged": fedge.Averaged(ALGORITHMS["fedbuff"]())}.get(name) or ALGORITHMS[name]()
+    with pytest.raises(ValueError, match=told):
+        run(algorithm, sampling="poisson")
+    table = tomllib.loads(killed(name, 4).replace("cohort = 6", 'cohort = 3\nsampling = "poisson"'))
+    with pytest.raises(ExperimentError, match=f"{name}: {told}"):
+        compare(parse(table), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize("wrap", [lambda one: one, fedge.Averaged])
 def test_a_buffer_that_no_run_can_fill_is_refused(wrap: Any) -> None:
     """The model never moved, and nothing was said."""

@@ -508,7 +508,8 @@ def test_private_algorithms_refuse_that_clients_leave_who_share_a_band() -> None
 def test_chosen_cohorts_are_of_a_fixed_size() -> None:
     algorithm, where = fedavg(), federation()
     link = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice())
-    with pytest.raises(ValueError, match="the link chooses cohorts by itself"):
+    told = r"the link chooses cohorts by itself, of a fixed size: .*choose in \[edge\]"
+    with pytest.raises(ValueError, match=told):
         fedge.train(algorithm, where, rounds=1, cohort=3, sampling="poisson", link=link)
 
 
@@ -897,6 +898,14 @@ def test_settings_make_the_table(tmp_path: Path) -> None:
 def test_bad_tables_are_refused(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=message):
         compare(experiment(line), tmp_path / "a")
+
+
+def test_chosen_cohorts_that_are_drawn_one_by_one_are_refused_before_any_run(tmp_path: Path) -> None:
+    chosen = experiment('choose = "speed"')
+    table = {**chosen.table(), "train": {**chosen.train, "sampling": "poisson"}}
+    with pytest.raises(ExperimentError, match=r"edge: choose is 'speed', .* but sampling in \[train\] is 'poisson'"):
+        compare(parse(table), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_real_fleet_refuses_devices(tmp_path: Path) -> None:

@@ -87,12 +87,17 @@ class Asynchronous(Wrapper[State]):
         )
 
     def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
-        """A buffer that all answers of a run together do not fill never moves the model."""
+        """Refuse cohorts, which nobody draws here, and a buffer that all answers of a run together do not fill."""
+        if sampling != "fixed":
+            raise ValueError(
+                f"sampling is {sampling!r}, but {type(self).__name__} draws no cohorts: {cohort} clients are at work at "
+                "any time; leave sampling out"
+            )
         if self.buffer > (most := rounds * cohort):
             each = f"; each of the {self.rows} classes has a buffer of its own" if self.rows else ""
             raise ValueError(
-                f"buffer is {self.buffer}, but {rounds} rounds of {cohort} clients are {most} answers, so it never fills "
-                f"and the model never moves{each}: lower buffer, or raise rounds or cohort"
+                f"buffer is {self.buffer}, but {rounds} rounds of {cohort} clients are {most} answers, so it never "
+                f"fills and the model never moves{each}: lower buffer, or raise rounds or cohort"
             )
 
     def asks(self, model: Any) -> Ask:

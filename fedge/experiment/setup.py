@@ -115,6 +115,11 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
     with at("edge"):
         if edge is not None:
             edge.fleet(federation.clients)
+            if edge.choose is not None and experiment.train["sampling"] == "poisson":
+                raise ValueError(
+                    f"choose is {edge.choose!r}, which takes cohorts of a fixed size, but sampling in [train] is "
+                    "'poisson': leave out one of them"
+                )
             cohort = experiment.train.get("cohort") or federation.clients
             if isinstance(edge.policy, FirstOf) and edge.policy.count > cohort:
                 raise ValueError(

@@ -151,7 +151,10 @@ def _chosen(link: BaseLink, clients: int, cohort: int | None, sampling: Sampling
     """How a link chooses cohorts, if it does."""
     found = link.choosing(clients, cohort or clients)
     if found is not None and sampling != "fixed":
-        raise ValueError(f"sampling is {sampling!r}, but the link chooses cohorts by itself: leave out one of them")
+        raise ValueError(
+            f"sampling is {sampling!r}, but the link chooses cohorts by itself, of a fixed size: leave out sampling, or "
+            "what the link chooses by (`choice` of a Clock, choose in [edge])"
+        )
     return found
 
 
