@@ -169,8 +169,8 @@ def say_unmoved(history: Sequence[Mapping[str, Any]]) -> None:
     if steps and not any(steps):
         log.warning(
             f"the server took no step in {len(steps)} rounds, so the model is the one that it began with: no buffer "
-            "was filled with good answers; lower buffer, or train for more rounds (around FedOVA every class has a buffer "
-            "of its own)"
+            "was filled with good answers; lower buffer, or train for more rounds (around FedOVA every class has a "
+            "buffer of its own)"
         )
 
 

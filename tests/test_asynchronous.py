@@ -17,7 +17,7 @@ import torch
 import fedge
 from fedge.attacks import Attack, attacked
 from fedge.core import At
-from fedge.edge import Cell, Clock, Deadline, Profiles, Table
+from fedge.edge import Cell, Choice, Clock, Deadline, Profiles, Table
 from fedge.edge.draws import exponential, uniform
 from fedge.edge.jobs import Stack
 from fedge.edge.judge import noted
@@ -65,7 +65,7 @@ ONE_AT_A_TIME = ("fedbuff_momentum", "fedbuff_spectral", "fedbuff_spectral_fedov
 
 def run(algorithm: Any, rounds: int = 4, cohort: int = 3, fleet: Any = FLEET, **options: Any) -> fedge.Run:
     where = options.pop("where", None) or ragged(toy_data())
-    clock = {name: options.pop(name) for name in ("stay", "policy") if name in options}
+    clock = {name: options.pop(name) for name in ("stay", "policy", "choice") if name in options}
     link = Clock(Simulator(algorithm, where, **options.pop("engine", {})), where, fleet, **clock)
     return fedge.train(algorithm, where, rounds=rounds, cohort=cohort, seed=SEED, link=link, **options)
 
@@ -531,8 +531,10 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         fedge.train(algorithm, where, rounds=1)
     with pytest.raises(ValueError, match="the link is a Loopback"):
         fedge.train(algorithm, where, rounds=1, link=Clock(Loopback(algorithm, where), where, FLEET))
-    with pytest.raises(ValueError, match="waits for nobody: leave out policy"):
+    with pytest.raises(ValueError, match=r"waits for nobody, but policy is Deadline\(seconds=1\.0\): leave it out"):
         run(algorithm, policy=Deadline(1.0))
+    with pytest.raises(ValueError, match=r"for nobody, but choice is Choice\(by='speed', among=3\): leave it out"):
+        run(algorithm, choice=Choice("speed"))
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync", "averaged"])

@@ -489,11 +489,30 @@ def test_private_algorithms_take_a_clock_without_choices() -> None:
     assert not {"late", "timeline"} & {key for record in run.history for key in record}
 
 
-@pytest.mark.parametrize("options", [{"policy": FirstOf(3)}, {"policy": Deadline(9.0)}, {"choice": Choice()}])
-def test_private_algorithms_refuse_policies(options: dict) -> None:
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"policy": FirstOf(3)}, "policy is FirstOf(count=3)"),
+        ({"policy": Deadline(9.0)}, "policy is Deadline(seconds=9.0)"),
+        ({"choice": Choice()}, "choice is Choice(by='speed', among=3)"),
+    ],
+)
+def test_private_algorithms_refuse_policies(options: dict, given: str) -> None:
     algorithm, where = private(), federation()
-    with pytest.raises(ValueError, match="Private counts on clients being drawn one by one"):
+    told = (
+        f"Private counts on clients being drawn one by one .* on another client, but {re.escape(given)}: leave it out"
+    )
+    with pytest.raises(ValueError, match=told):
         Clock(Simulator(algorithm, where), where, SLOW, **options)
+
+
+def test_private_algorithms_refuse_policies_before_any_run(tmp_path: Path) -> None:
+    """The algorithms before it were trained first."""
+    text = TOML.replace("[algorithm]", "[[algorithm]]") + '\n[[algorithm]]\nname = "private"\n'
+    text += '[algorithm.inner]\nname = "fedavg"\n[edge]\nchoose = "labels"\n'
+    with pytest.raises(ExperimentError, match=r"private, \[edge\]: .* client, but choose is 'labels': leave it out"):
+        compare(parse(tomllib.loads(text)), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_private_algorithms_refuse_that_clients_leave_who_share_a_band() -> None:

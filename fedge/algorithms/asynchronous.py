@@ -90,8 +90,8 @@ class Asynchronous(Wrapper[State]):
         """Refuse cohorts, which nobody draws here, and a buffer that all answers of a run together do not fill."""
         if sampling != "fixed":
             raise ValueError(
-                f"sampling is {sampling!r}, but {type(self).__name__} draws no cohorts: {cohort} clients are at work at "
-                "any time; leave sampling out"
+                f"sampling is {sampling!r}, but {type(self).__name__} draws no cohorts: {cohort} clients are at work "
+                "at any time; leave sampling out"
             )
         if self.buffer > (most := rounds * cohort):
             each = f"; each of the {self.rows} classes has a buffer of its own" if self.rows else ""

@@ -70,7 +70,7 @@ class Clock(Around):
         super().__init__(inner)
         positive("stay", stay, optional=True)
         if inner.algorithm.privacy() is not None:
-            _check_apart(fleet, policy, stay, choice)
+            check_apart(fleet, chosen(policy, choice), stay)
         self.federation, self.fleet, self.policy = federation, fleet, policy or WaitForAll()
         self.stay, self.choice, self.devices = stay, choice, Drawn(fleet, federation.clients)
         self.load = Workload(inner.algorithm, federation)
@@ -259,8 +259,8 @@ class Clock(Around):
             )
         if not isinstance(link, Simulator):
             raise ValueError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
-        if type(self.policy) is not WaitForAll or self.choice is not None:
-            raise ValueError("asynchronous training waits for nobody: leave out policy and choose")
+        if given := chosen(self.policy, self.choice):
+            raise ValueError(f"asynchronous training waits for nobody, but {given}: leave it out")
         return Events(algorithm, link, self.load, self.fleet, self.federation.clients, self.stay)
 
     def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
@@ -297,14 +297,20 @@ def _differing(one: str, other: str) -> tuple[str, str]:
     return ", ".join(words[0][first : first + 2]), ", ".join(words[1][first : first + 2])
 
 
-def _check_apart(fleet: Fleet, policy: Policy | None, stay: float | None, choice: Choice | None) -> None:
-    """Refuse what lets one client decide whether another one's answer counts."""
-    counts_on = "Private counts on clients being drawn one by one and on nobody's answer depending on another client: "
-    if choice is not None or type(policy or WaitForAll()) is not WaitForAll:
-        raise ValueError(f"{counts_on}leave out policy and choose")
+def chosen(policy: Policy | None, choice: Choice | str | None, called: str = "choice") -> str:
+    """Which of the two were set, and to what; empty: neither, so everybody who was drawn evenly is waited for."""
+    words = [] if type(policy or WaitForAll()) is WaitForAll else [f"policy is {policy}"]
+    return " and ".join([*words, *([] if choice is None else [f"{called} is {choice!r}"])])
+
+
+def check_apart(fleet: Fleet, given: str, stay: float | None) -> None:
+    """Refuse what lets one client decide whether another one's answer counts; `given` is `chosen` of a clock."""
+    counts_on = "Private counts on clients being drawn one by one and on nobody's answer depending on another client"
+    if given:
+        raise ValueError(f"{counts_on}, but {given}: leave it out")
     if stay is not None and fleet.shares:
         raise ValueError(
-            f"{counts_on}in a {type(fleet).__name__} they share a band, and with stay = {stay:g} the more they are, "
+            f"{counts_on}: in a {type(fleet).__name__} they share a band, and with stay = {stay:g} the more they are, "
             "the more of them leave before they answer; leave out stay, or take other devices"
         )
 

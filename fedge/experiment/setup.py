@@ -15,6 +15,7 @@ from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
+from fedge.edge.clock import check_apart, chosen
 from fedge.edge.policies import FirstOf
 from fedge.edge.settings import Edge
 from fedge.engine import BaseLink
@@ -56,12 +57,13 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
         data = load_data(experiment.data) if data is None else data
         federation = deal(experiment.partition, data)
     check_train(experiment.train, federation)
-    algorithms = build_algorithms(experiment, federation)
+    algorithms, edge = build_algorithms(experiment, federation), _edge(experiment, federation)
     for label, algorithm in algorithms.items():
         check_clock(experiment, algorithm, label)
+        check_private(edge, algorithm, federation, label)
         check_run(experiment, algorithm, federation, label)
         check_problem(experiment, algorithm, federation, label)
-    return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
+    return Setup(federation, algorithms, experiment.train | {"device": device}, edge)
 
 
 def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -> None:
@@ -77,8 +79,15 @@ def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -
     name, edge = type(late.algorithm).__name__, edge_of(experiment.edge)
     if edge is None:
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
-    if edge.policy is not None or edge.choose is not None:
-        raise ExperimentError(f"{where}: {name} waits for nobody: leave out policy and choose in [edge]")
+    if given := chosen(edge.policy, edge.choose, "choose"):
+        raise ExperimentError(f"{where}: {name} waits for nobody, but in [edge] {given}: leave it out")
+
+
+def check_private(edge: Edge | None, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:
+    """Said before there is a folder: with these devices one client may decide whether another one's answer counts."""
+    if edge is not None and algorithm.privacy() is not None:
+        with at(f"{where}, [edge]"):
+            check_apart(edge.fleet(federation.clients), chosen(edge.policy, edge.choose, "choose"), edge.stay)
 
 
 def check_run(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:

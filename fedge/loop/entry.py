@@ -152,8 +152,8 @@ def _chosen(link: BaseLink, clients: int, cohort: int | None, sampling: Sampling
     found = link.choosing(clients, cohort or clients)
     if found is not None and sampling != "fixed":
         raise ValueError(
-            f"sampling is {sampling!r}, but the link chooses cohorts by itself, of a fixed size: leave out sampling, or "
-            "what the link chooses by (`choice` of a Clock, choose in [edge])"
+            f"sampling is {sampling!r}, but the link chooses cohorts by itself, of a fixed size: leave out sampling, "
+            "or what the link chooses by (`choice` of a Clock, choose in [edge])"
         )
     return found
 
