@@ -905,6 +905,15 @@ def test_settings_make_the_table(tmp_path: Path) -> None:
         ('profile = "phones"', "edge: profile is 'phones'"),
         ("spred = 2", r"edge: unknown key 'spred' \(did you mean 'spread'\?\)"),
         ('policy = {name = "dedline"}', r"policy.name is 'dedline' \(did you mean 'deadline'\?\)"),
+        (
+            'policy = {name = "deadline"}',
+            r'edge: policy: seconds is missing, expected a number, as in \{name = "deadline", seconds = 60\}',
+        ),
+        (
+            'policy = {name = "first_of"}',
+            r'policy: count is missing, expected a whole number, as in \{name = "first_of", count = 10\}',
+        ),
+        ('policy = {name = "partial_work"}', r'as in \{name = "partial_work", seconds = 60\}'),
         ("spread = 0.5", "edge: spread is 0.5, it must be at least 1"),
         ('file = "nowhere.csv"', "edge: cannot read the devices in nowhere.csv"),
         ('file = "a.csv"\ncell = {name = "cell"}', "edge: there are a cell and a file"),

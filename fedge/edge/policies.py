@@ -6,7 +6,7 @@ not waited for work until then, and stop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ class WaitForAll:
 class Deadline(WaitForAll):
     """Who has not answered after so many seconds is dropped:  T = min(seconds, max_k min(t_k, l_k))."""
 
-    seconds: float = 60.0
+    seconds: float = field(metadata={"example": 60})
 
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)
@@ -59,7 +59,7 @@ class FirstOf(WaitForAll):
     Bonawitz et al., Towards Federated Learning at Scale, MLSys 2019, ask 1.3 times as many as they need.
     """
 
-    count: int = 10
+    count: int = field(metadata={"example": 10})
 
     def __post_init__(self) -> None:
         at_least_one("count", self.count)
@@ -86,7 +86,7 @@ class PartialWork(WaitForAll):
     done. Seconds in which nobody of the first cohort can do one step and send it are refused.
     """
 
-    seconds: float = 60.0
+    seconds: float = field(metadata={"example": 60})
 
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)

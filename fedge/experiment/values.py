@@ -128,7 +128,22 @@ def _inside(table: dict[str, Any], kind: Any) -> str:
                 convert(value, hints[key])
             except Mismatch:
                 return complain(key, value, hints[key])
+    if missing := next((one.name for one in dataclasses.fields(kind) if _is_needed(one) and one.name not in table), ""):
+        return f"{missing} is missing, expected {expected(hints[missing])}{_example(kind)}"
     return f"{table!r} cannot be used"
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _example(kind: Any) -> str:
+    """A table with all that it needs, if its fields have examples."""
+    needed = [one for one in dataclasses.fields(kind) if _is_needed(one)]
+    if not all("example" in one.metadata for one in needed):
+        return ""
+    fields = "".join(f", {one.name} = {one.metadata['example']}" for one in needed)
+    return f', as in {{name = "{_spelt(kind)}"{fields}}}'
 
 
 def expected(hint: Any) -> str:
@@ -183,10 +198,12 @@ def _spelt(kind: Any) -> str:
 
 
 def _convert_table(value: Any, hint: Any) -> Any:
-    """{name = "spectral", momentum = 0.9}: the name of a dataclass and its fields, defaults filled in."""
+    """{name = "spectral", momentum = 0.9}: the name of a dataclass and its fields, with the defaults there are."""
     hints = declared(hint)
     fields = {one.name: one.default for one in dataclasses.fields(hint)}
     if not isinstance(value, dict) or value.get("name") != _spelt(hint) or value.keys() - fields.keys() - {"name"}:
+        raise Mismatch
+    if any(_is_needed(one) and one.name not in value for one in dataclasses.fields(hint)):
         raise Mismatch
     given = {key: convert(one, hints[key]) for key, one in value.items() if key != "name"}
     return {"name": value["name"], **fields, **given}
