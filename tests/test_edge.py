@@ -36,7 +36,7 @@ from fedge.edge.settings import Edge
 from fedge.edge.table import COLUMNS, write
 from fedge.edge.work import Workload
 from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
-from fedge.experiment import Experiment, ExperimentError, compare, load, parse
+from fedge.experiment import Experiment, ExperimentError, build, compare, load, parse
 from fedge.keys import COHORT, choose, fold
 from fedge.loop import cohorts
 from fedge.runs.folder import RunFolderError
@@ -75,14 +75,14 @@ def test_three_clients_by_hand(tmp_path: Path) -> None:
     """53 parameters of 8 bytes; 210 FLOPs per example: 2 * 45 forwards, as much for weights, 2 * 15 for the hidden."""
     data = toy_data()
     where = fedge.Federation(data, [[0, 1, 2], [3, 4, 5, 6], [7]])
-    rows = [(1000.0, 8000.0, 4000.0, 2.0, 0.5, 1.0, 1e9, 0.0), (2000.0, 4000.0, 2000.0, 3.0, 0.25, 2.0, 1e9, 0.5)]
-    rows.append((500.0, 1000.0, 1000.0, 1.0, 1.0, 4.0, 1e9, 0.0))
+    rows = [(4e5, 8000.0, 4000.0, 2.0, 0.5, 1.0, 1e9, 0.0), (8e5, 4000.0, 2000.0, 3.0, 0.25, 2.0, 1e9, 0.5)]
+    rows.append((2e5, 1000.0, 1000.0, 1.0, 1.0, 4.0, 1e9, 0.0))
     algorithm = fedavg(epochs=2, batch_size=2)
     link = Clock(Simulator(algorithm, where), where, Table(device_file(tmp_path / "d.csv", rows), 3))
     run = fedge.train(algorithm, where, rounds=2, link=link)
     bits_down, bits_up = 8 * 53 * 8, 8 * (53 * 8 + 4)
     down = [bits_down / 8000, bits_down / 4000, bits_down / 1000]
-    work = [2 * 3 * 210 / 1000, 2 * 4 * 210 / 2000, 2 * 1 * 210 / 500]
+    work = [2 * 3 * 210 / 4e5, 2 * 4 * 210 / 8e5, 2 * 1 * 210 / 2e5]
     up = [bits_up / 4000, bits_up / 2000, bits_up / 1000]
     seconds = [down[0] + work[0] + up[0], 0.5 + down[1] + work[1] + up[1], down[2] + work[2] + up[2]]
     joules = [0.5 * down[0] + 2 * work[0] + up[0], 0.25 * down[1] + 3 * work[1] + 2 * up[1]]
@@ -462,7 +462,7 @@ def test_a_run_does_not_go_on_with_a_file_of_devices_that_has_changed(tmp_path: 
 
     file.write_text("flops,down,up\n1e9,1e6,1e6\n2e9,1e6,1e6\n")
     first = run(2).history
-    file.write_text("flops,down,up\n1e3,1e6,1e6\n2e9,1e6,1e6\n")
+    file.write_text("flops,down,up\n1e5,1e6,1e6\n2e9,1e6,1e6\n")
     with pytest.raises(RunFolderError, match=r"the devices in the file .*devices\.csv.* have changed since the run"):
         run(4, resume=True)
     file.write_text("up, down, flops\n1e6, 1e6, 1e9\n1e6, 1e6, 2e9\n")  # the same devices
@@ -695,25 +695,55 @@ def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (20, ""),
+        (23, "has 23 rows for 20 clients: the last 3 are not used"),
+        (15, r"has 15 rows for 20 clients: each client draws one, and (\d+) of the rows are drawn"),
+    ],
+)
+def test_rows_that_are_not_as_many_as_clients_are_said(
+    rows: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "d.csv"
+    file.write_text("flops,down,up\n" + "".join(f"{k + 1}e9,1e6,1e6\n" for k in range(rows)))
+    build(experiment(f"file = {str(file)!r}"))
+    build(experiment(f"file = {str(file)!r}"))  # said once
+    if not told:
+        assert not caplog.text
+        return
+    (line,) = caplog.messages
+    found = re.fullmatch(f"{re.escape(str(file))} {told}", line)
+    assert found
+    assert list(map(int, found.groups())) == [len(set(Table(str(file), 20).devices(np.arange(20)).flops))][: rows < 20]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("flops,down\n1,2\n", "has no column 'up'"),
         ("flops,down,up,memry\n1,2,3,4\n", r"unknown column 'memry' \(did you mean 'memory'\?\)"),
         ("flops,down,up\n", "has no rows"),
-        ("flops,down,up\n1,2,3\n1,0,3\n", "line 3: down is '0', it must be a number above 0"),
-        ("flops,down,up,availability\n1,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
-        ("flops,down,up,latency\n1,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
+        ("flops,down,up\n1e9,2,3\n1e9,0,3\n", "line 3: down is '0', it must be a number above 0"),
+        ("flops,down,up,availability\n1e9,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
+        ("flops,down,up,latency\n1e9,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
         (
             "flops,down,up\n5e-324,2,3\n",
-            r"line 2: flops is '5e-324', it must be a number above 0 \(from 1e-09 to 1e\+30\)",
+            r"line 2: flops is '5e-324', it must be a number above 0 \(from 100000 to 1e\+30\)",
         ),
-        ("flops,down,up\n1,2,1e300\n", "line 2: up is '1e300', it must be a number above 0"),
+        ("flops,down,up\n1e9,5e-324,3\n", r"down is '5e-324', it must be a number above 0 \(from 1e-09 to 1e\+30\)"),
+        (
+            "flops,down,up\n10,2,3\n",
+            "line 2: flops is '10', but it is in FLOP/s and at least 100000: write 1e10 for 10 GFLOP/s",
+        ),
+        ("flops,down,up\n1e5,2,3\n99999,2,3\n", "line 3: flops is '99999', but it is in FLOP/s and at least 100000"),
+        ("flops,down,up\n1e9,2,1e300\n", "line 2: up is '1e300', it must be a number above 0"),
         ("flops,down,up,kind\n1,2,3," + "x" * 200_000, r"line \d: field larger than field limit"),
         ("flops,down,up,kind\n1,2,3,\udcff", "it is no text in UTF-8, see byte 25"),
         ("flops,flops,down,up\n1,2,3,4\n", "has the column 'flops' 2 times"),
         ("flops,down,up\n1,2,3\n1,2,3,4\n", "line 3: there are more numbers than the 3 columns"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text, errors="surrogateescape")
@@ -734,7 +764,7 @@ def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path, monkeypatch: p
 def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
     """Looking every kind up in a list took minutes."""
     kinds = [f"kind {place}" for place in range(60_000)]
-    (tmp_path / "d.csv").write_text("kind,flops,down,up\n" + "".join(f"{kind},1,2,3\n" for kind in kinds))
+    (tmp_path / "d.csv").write_text("kind,flops,down,up\n" + "".join(f"{kind},1e9,2,3\n" for kind in kinds))
     begin = time.perf_counter()
     table = Table(str(tmp_path / "d.csv"), 3)
     assert time.perf_counter() - begin < 20

@@ -286,7 +286,7 @@ def test_every_field_of_the_table_arrives(tmp_path: Path) -> None:
     assert (clock.fleet, clock.policy, clock.stay, clock.choice) == (
         edge.fleet(7), Deadline(5.0), 4.0, Choice("labels", 5),
     )  # fmt: skip
-    file = device_file(tmp_path / "d.csv", [(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)])
+    file = device_file(tmp_path / "d.csv", [(1e9, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)])
     assert Edge(file=file, seed=9).fleet(7) == Table(file, 7, 9)
     assert Edge(cell=Cell(seed=2)).fleet(7) == Cell(seed=2)
 

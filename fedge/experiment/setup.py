@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,8 +17,10 @@ from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
 from fedge.edge.clock import check_apart, chosen
+from fedge.edge.devices import Fleet
 from fedge.edge.policies import FirstOf
 from fedge.edge.settings import Edge
+from fedge.edge.table import Table as DeviceFile
 from fedge.engine import BaseLink
 from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.runtime import Runtime
@@ -34,6 +37,8 @@ from fedge.federation import Federation
 from fedge.handle import Handle, parameters
 from fedge.loop import cohorts
 from fedge.problem import check_metrics, problem_of
+
+log = logging.getLogger("fedge")
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
     edge = edge_of(experiment.edge)
     with at("edge"):
         if edge is not None:
-            edge.fleet(federation.clients)
+            _say_rows(edge.fleet(federation.clients))
             if edge.choose is not None and experiment.train["sampling"] == "poisson":
                 raise ValueError(
                     f"choose is {edge.choose!r}, which takes cohorts of a fixed size, but sampling in [train] is "
@@ -138,6 +143,17 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
                     "cohort in [train], or leave the policy out to wait for all"
                 )
     return edge
+
+
+_TOLD = set[str]()
+
+
+def _say_rows(fleet: Fleet) -> None:
+    """A file of devices that has not one row per client: said once."""
+    told = fleet.told if isinstance(fleet, DeviceFile) else ""
+    if told and told not in _TOLD:
+        _TOLD.add(told)
+        log.warning(told)
 
 
 def edge_of(table: Table | None) -> Edge | None:
