@@ -724,6 +724,10 @@ def test_rows_that_are_not_as_many_as_clients_are_said(
         ("flops,down\n1,2\n", "has no column 'up'"),
         ("flops,down,up,memry\n1,2,3,4\n", r"unknown column 'memry' \(did you mean 'memory'\?\)"),
         ("flops,down,up\n", "has no rows"),
+        ("", "is empty: write flops,down,up in the first line, and a line for each device"),
+        (" \n\n", "is empty: write flops,down,up in the first line"),
+        ("flops;down;up\n1e9;2;3\n", r"has semicolons between its columns: write commas, and points in numbers"),
+        ("flops\tdown\tup\n1e9\t2\t3\n", "has tabs between its columns: write commas"),
         ("flops,down,up\n1e9,2,3\n1e9,0,3\n", "line 3: down is '0', it must be a number above 0"),
         ("flops,down,up,availability\n1e9,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
         ("flops,down,up,latency\n1e9,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
@@ -743,7 +747,7 @@ def test_rows_that_are_not_as_many_as_clients_are_said(
         ("flops,flops,down,up\n1,2,3,4\n", "has the column 'flops' 2 times"),
         ("flops,down,up\n1,2,3\n1,2,3,4\n", "line 3: there are more numbers than the 3 columns"),
     ],
-    ids=range(15),
+    ids=range(19),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text, errors="surrogateescape")
@@ -776,6 +780,7 @@ def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda: Profiles("phones"), r"profile is 'phones' \(did you mean 'phone'\?\)"),
+        (lambda: Profiles("fone"), r"profile is 'fone' \(did you mean 'phone'\?\)"),
         (lambda: Profiles(network="5g"), "network is '5g'"),
         (lambda: Profiles(spread=0.5), "spread is 0.5, it must be at least 1"),
         (lambda: Profiles(spread=1e300), r"spread is 1e\+300, it must be at least 1 .* and at most 1e\+30"),
@@ -933,6 +938,8 @@ def test_settings_make_the_table(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('profile = "phones"', "edge: profile is 'phones'"),
+        ('profile = "fone"', r"""'fone' \(did you mean 'phone'\?\), .* or a list such as \["phone", "laptop"\]"""),
+        ('profile = ["phone", "labtop"]', r"is \['phone', 'labtop'\] \(did you mean 'laptop'\?\)"),
         ("spred = 2", r"edge: unknown key 'spred' \(did you mean 'spread'\?\)"),
         ('policy = {name = "dedline"}', r"policy.name is 'dedline' \(did you mean 'deadline'\?\)"),
         (

@@ -244,7 +244,10 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("partition.clients=0", "partition: clients is 0, must be a whole number of at least 1"),
         ("partition.clients=5000", "partition: 5000 clients but only 1437 examples"),
         ("model.name=logistc", "model: name is 'logistc' (did you mean 'logistic'?)"),
-        ("model.name=mpl", "model: name is 'mpl', it must be one of ['fmnist_cnn', 'kws_cnn', 'logistic', 'mlp', 'vgg"),
+        (
+            "model.name=mpl",
+            "model: name is 'mpl' (did you mean 'mlp'?), it must be one of ['fmnist_cnn', 'kws_cnn', 'logistic', 'mlp'",
+        ),
         (
             "partition.kind=group",
             "partition: kind is 'group' (did you mean 'by_group'?), it must be one of ['by_group'",

@@ -98,6 +98,7 @@ def _read(path: Path) -> list[dict[str, str]]:
         head, lines = list(reader.fieldnames or []), list(reader)
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    _check_separator(path, text)
     for name in head:
         if head.count(name) > 1:
             raise ValueError(f"{path} has the column {name!r} {head.count(name)} times: one of them is meant")
@@ -114,6 +115,19 @@ def _read(path: Path) -> list[dict[str, str]]:
         if None in line:
             raise ValueError(f"{path}, line {at}: there are more numbers than the {len(head)} columns {head}")
     return lines
+
+
+def _check_separator(path: Path, text: str) -> None:
+    """What a spreadsheet may write in place of commas, and a file with nothing in it."""
+    lines = text.split("\n", 1)
+    if not text.strip():
+        raise ValueError(f"{path} is empty: write {','.join(NEEDED)} in the first line, and a line for each device")
+    for mark, called in ((";", "semicolons"), ("\t", "tabs")):
+        if mark in lines[0] and "," not in lines[0]:
+            raise ValueError(
+                f"{path} has {called} between its columns: write commas, and points in numbers (1.5, not 1,5), as in "
+                f"{','.join(NEEDED)}"
+            )
 
 
 def _text(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from fedge.algorithms.optimisers import Optimiser
-from fedge.checks import nearest
+from fedge.checks import guess, nearest
 from fedge.core import Codec, Combine, Loss
 from fedge.experiment.own import Own, find
 from fedge.losses import LOSSES
@@ -113,7 +113,8 @@ def complain(name: str, value: Any, hint: Any) -> str:
         return f"{name}: {_inside(value, kind)}"
     words = [word for member in _members(hint) if get_origin(member) is Literal for word in get_args(member)]
     words += known_by(hint) or ()
-    return f"{name} is {value!r}{nearest(value, words)}, expected {expected(hint)}"
+    wrong = next((one for one in value if one not in words), value) if isinstance(value, list | tuple) else value
+    return f"{name} is {value!r}{guess(wrong, words)}, expected {expected(hint)}"
 
 
 def _inside(table: dict[str, Any], kind: Any) -> str:
@@ -161,6 +162,9 @@ def expected(hint: Any) -> str:
         return "one of " + ", ".join(repr(word) for word in get_args(hint))
     if get_origin(hint) in LISTS:
         items = get_args(hint)
+        if get_origin(items[0]) is Literal and not _is_fixed(hint):
+            some = ", ".join(f'"{word}"' for word in get_args(items[0])[-2:])
+            return f"a list such as [{some}]"
         count = f"{len(items)} " if _is_fixed(hint) else ""
         return f"a list of {count}{PLURAL.get(items[0], expected(items[0]))}"
     if dataclasses.is_dataclass(hint):
