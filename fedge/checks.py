@@ -10,6 +10,7 @@ from typing import Any
 LARGEST = 3e38  # the range of single precision, in which most models are
 MOST = 2**31 - 1  # steps, examples or clients
 CLOSE = 0.75  # of 1; below it the "nearest" word is often an unrelated one
+LOOSE, FEW = 0.65, 6  # where the words are so few, and all are said as well, a bolder guess does no harm
 
 
 def _number(name: str, value: Any, none: str = "") -> float:
@@ -74,11 +75,17 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
     """One of a few words; a typo names the nearest."""
     known = list(known)
     if value not in known:
-        raise ValueError(f"{name} is {brief(value)}{nearest(value, known)}, it must be one of {known}")
+        raise ValueError(f"{name} is {brief(value)}{guess(value, known)}, it must be one of {known}")
 
 
-def nearest(word: Any, known: Iterable[str]) -> str:
+def nearest(word: Any, known: Iterable[str], cutoff: float = CLOSE) -> str:
     """' (did you mean ...?)', or nothing when no known word is close."""
     spelt = {one.lower(): one for one in known}  # capitals are no difference
-    close = difflib.get_close_matches(str(word).lower(), list(spelt), n=1, cutoff=CLOSE)
+    close = difflib.get_close_matches(str(word).lower(), list(spelt), n=1, cutoff=cutoff)
     return f" (did you mean {spelt[close[0]]!r}?)" if close else ""
+
+
+def guess(word: Any, known: Iterable[str]) -> str:
+    """`nearest` for errors that say all known words as well."""
+    known = list(known)
+    return nearest(word, known, LOOSE if len(known) <= FEW else CLOSE)

@@ -361,6 +361,9 @@ class Algorithm(ABC, Generic[S]):
                 f"the model has {outputs} outputs, but there is a label {int(y.max())}: set outputs= higher"
             )
 
+    def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
+        """Refuse, before any training, so many rounds in all, or a draw of cohorts, of which nothing can come."""
+
     def notes(self, state: S) -> dict[str, Any]:
         """What else belongs into the record of a round."""
         return {}

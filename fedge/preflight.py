@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -160,6 +161,17 @@ def _say_labels(y: Tensor) -> None:
     if told not in _TOLD:
         _TOLD.add(told)
         log.warning(told)
+
+
+def say_unmoved(history: Sequence[Mapping[str, Any]]) -> None:
+    """An asynchronous server that took no step in a whole run: its model is the one that it began with."""
+    steps = [record["server_steps"] for record in history if "server_steps" in record]
+    if steps and not any(steps):
+        log.warning(
+            f"the server took no step in {len(steps)} rounds, so the model is the one that it began with: no buffer "
+            "was filled with good answers; lower buffer, or train for more rounds (around FedOVA every class has a "
+            "buffer of its own)"
+        )
 
 
 def _check_loss(loss: Any) -> None:

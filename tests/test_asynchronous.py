@@ -17,7 +17,7 @@ import torch
 import fedge
 from fedge.attacks import Attack, attacked
 from fedge.core import At
-from fedge.edge import Cell, Clock, Deadline, Profiles, Table
+from fedge.edge import Cell, Choice, Clock, Deadline, Profiles, Table
 from fedge.edge.draws import exponential, uniform
 from fedge.edge.jobs import Stack
 from fedge.edge.judge import noted
@@ -65,7 +65,7 @@ ONE_AT_A_TIME = ("fedbuff_momentum", "fedbuff_spectral", "fedbuff_spectral_fedov
 
 def run(algorithm: Any, rounds: int = 4, cohort: int = 3, fleet: Any = FLEET, **options: Any) -> fedge.Run:
     where = options.pop("where", None) or ragged(toy_data())
-    clock = {name: options.pop(name) for name in ("stay", "policy") if name in options}
+    clock = {name: options.pop(name) for name in ("stay", "policy", "choice") if name in options}
     link = Clock(Simulator(algorithm, where, **options.pop("engine", {})), where, fleet, **clock)
     return fedge.train(algorithm, where, rounds=rounds, cohort=cohort, seed=SEED, link=link, **options)
 
@@ -531,8 +531,56 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         fedge.train(algorithm, where, rounds=1)
     with pytest.raises(ValueError, match="the link is a Loopback"):
         fedge.train(algorithm, where, rounds=1, link=Clock(Loopback(algorithm, where), where, FLEET))
-    with pytest.raises(ValueError, match="waits for nobody: leave out policy"):
+    with pytest.raises(ValueError, match=r"waits for nobody, but policy is Deadline\(seconds=1\.0\): leave it out"):
         run(algorithm, policy=Deadline(1.0))
+    with pytest.raises(ValueError, match=r"for nobody, but choice is Choice\(by='speed', among=3\): leave it out"):
+        run(algorithm, choice=Choice("speed"))
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync", "averaged"])
+def test_a_draw_of_cohorts_is_refused(name: str, tmp_path: Path) -> None:
+    """It was ignored."""
+    kind = "FedAsync" if name == "fedasync" else "FedBuff"
+    told = rf"sampling is 'poisson', but {kind} draws no cohorts: 3 clients are at work at any time; leave sampling out"
+    algorithm = {"averaged": fedge.Averaged(ALGORITHMS["fedbuff"]())}.get(name) or ALGORITHMS[name]()
+    with pytest.raises(ValueError, match=told):
+        run(algorithm, sampling="poisson")
+    table = tomllib.loads(killed(name, 4).replace("cohort = 6", 'cohort = 3\nsampling = "poisson"'))
+    with pytest.raises(ExperimentError, match=f"{name}: {told}"):
+        compare(parse(table), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, fedge.Averaged])
+def test_a_buffer_that_no_run_can_fill_is_refused(wrap: Any) -> None:
+    """The model never moved, and nothing was said."""
+    told = "buffer is 10, but 3 rounds of 3 clients are 9 answers, so it never fills and the model never moves: lower"
+    with pytest.raises(ValueError, match=told):
+        run(wrap(fedge.FedBuff(fedavg(), buffer=10)), rounds=3, cohort=3)
+    half = run(fedge.FedBuff(fedavg(), buffer=9), rounds=3, cohort=3)
+    run(fedge.FedBuff(fedavg(), buffer=10), rounds=1, cohort=3, start=half)  # four rounds in all
+    with pytest.raises(ValueError, match="each of the 3 classes has a buffer of its own"):
+        run(fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=10), rounds=3, cohort=3)
+
+
+def test_a_buffer_that_no_run_can_fill_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    table = tomllib.loads(killed("fedbuff_fedavg", 4).replace("buffer = 2", "buffer = 100"))
+    with pytest.raises(ExperimentError, match="fedbuff: buffer is 100, but 4 rounds of 6 clients are 24 answers"):
+        compare(parse(table), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_server_that_took_no_step_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Every client holds one class, so no buffer fills although there are as many answers."""
+    data = toy_data()
+    single = fedge.Federation(data, [(data.train_y == label).nonzero().flatten().numpy() for label in range(3)])
+    algorithm = fedge.FedBuff(fedge.FedOVA(fedavg(2), classes=3), buffer=4)
+    found = run(algorithm, rounds=2, cohort=2, where=single)
+    assert sum(record["server_steps"] for record in found.history) == 0
+    assert "the server took no step in 2 rounds" in caplog.text
+    caplog.clear()
+    run(fedge.FedBuff(fedavg(), buffer=2), rounds=2, cohort=2)
+    assert not caplog.text
 
 
 def test_a_link_that_events_would_pass_by_is_refused() -> None:

@@ -304,8 +304,14 @@ def test_edge_on_own_devices(smaller: Smaller, tmp_path: Path, capsys: pytest.Ca
     smaller.run(edge.main, *words)
     found = edge_measure.lines(out / "results.jsonl")
     assert [(line["fleet"], line["method"]) for line in found] == [("yours", m) for m in edge_measure.EVERYWHERE]
-    table = (out / "table.md").read_text()
-    assert table in capsys.readouterr().out
+    table, printed = (out / "table.md").read_text(), capsys.readouterr().out
+    assert table in printed
+    first, *each = printed.splitlines()[: len(found) + 1]
+    assert first == f"{len(found)} runs to do, 0 are in {out / 'results.jsonl'}"
+    assert [line.split(" seed 0: ")[0] for line in each] == [
+        f"{at} of {len(found)}: digits {method}" for at, method in enumerate(edge_measure.EVERYWHERE, 1)
+    ]
+    assert "the thriftiest is" in table
     assert "| method | yours: final accuracy, % | yours: MB | yours: s | yours: J |" in table
     assert all(f"| {method} |" in table for method in edge_measure.EVERYWHERE)
     assert "the fastest is" in table
@@ -314,6 +320,17 @@ def test_edge_on_own_devices(smaller: Smaller, tmp_path: Path, capsys: pytest.Ca
     smaller.run(edge.main, "--take", str(out))
     assert edge_measure.lines() == before
     assert edge_page.PAGE.read_text() == page
+
+
+def test_energy_that_is_not_known_is_not_zero() -> None:
+    """Devices without watts: as in the table of fedge run."""
+    line = {"problem": "digits", "fleet": "yours", "seed": 0, "final": 0.9, "megabytes_to": 2.0, "joules_to": 0.0}
+    lines = [
+        {**line, "method": method, "virtual_seconds_to": 3.0 + at} for at, method in enumerate(("FedAvg", "FedOVA"))
+    ]
+    table = edge_page.on_fleets(["yours"], lines)
+    assert "| FedAvg | 90.0 (1 of 3 seeds) | 2 | 3 | – |" in table
+    assert table.endswith("- yours: the fastest is **FedAvg**.\n")
 
 
 def test_own_devices_are_those_of_the_file(tmp_path: Path) -> None:

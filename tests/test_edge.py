@@ -38,8 +38,9 @@ from fedge.edge.settings import Edge
 from fedge.edge.table import COLUMNS, write
 from fedge.edge.work import Workload
 from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
-from fedge.experiment import Experiment, ExperimentError, compare, load, parse
+from fedge.experiment import Experiment, ExperimentError, build, compare, load, parse
 from fedge.keys import COHORT, TIES, choose, fold
+from fedge.loop import cohorts
 from fedge.runs.folder import RunFolderError
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
 
@@ -76,14 +77,14 @@ def test_three_clients_by_hand(tmp_path: Path) -> None:
     """53 parameters of 8 bytes; 210 FLOPs per example: 2 * 45 forwards, as much for weights, 2 * 15 for the hidden."""
     data = toy_data()
     where = fedge.Federation(data, [[0, 1, 2], [3, 4, 5, 6], [7]])
-    rows = [(1000.0, 8000.0, 4000.0, 2.0, 0.5, 1.0, 1e9, 0.0), (2000.0, 4000.0, 2000.0, 3.0, 0.25, 2.0, 1e9, 0.5)]
-    rows.append((500.0, 1000.0, 1000.0, 1.0, 1.0, 4.0, 1e9, 0.0))
+    rows = [(4e5, 8000.0, 4000.0, 2.0, 0.5, 1.0, 1e9, 0.0), (8e5, 4000.0, 2000.0, 3.0, 0.25, 2.0, 1e9, 0.5)]
+    rows.append((2e5, 1000.0, 1000.0, 1.0, 1.0, 4.0, 1e9, 0.0))
     algorithm = fedavg(epochs=2, batch_size=2)
     link = Clock(Simulator(algorithm, where), where, Table(device_file(tmp_path / "d.csv", rows), 3))
     run = fedge.train(algorithm, where, rounds=2, link=link)
     bits_down, bits_up = 8 * 53 * 8, 8 * (53 * 8 + 4)
     down = [bits_down / 8000, bits_down / 4000, bits_down / 1000]
-    work = [2 * 3 * 210 / 1000, 2 * 4 * 210 / 2000, 2 * 1 * 210 / 500]
+    work = [2 * 3 * 210 / 4e5, 2 * 4 * 210 / 8e5, 2 * 1 * 210 / 2e5]
     up = [bits_up / 4000, bits_up / 2000, bits_up / 1000]
     seconds = [down[0] + work[0] + up[0], 0.5 + down[1] + work[1] + up[1], down[2] + work[2] + up[2]]
     joules = [0.5 * down[0] + 2 * work[0] + up[0], 0.25 * down[1] + 3 * work[1] + 2 * up[1]]
@@ -372,6 +373,41 @@ def plain_fednova(algorithm: fedge.FedNova, where: fedge.Federation, limits: dic
     return {name: start[name] - reach / total * direction[name] / total for name in start}
 
 
+@pytest.mark.parametrize("kind", [Simulator, Loopback])
+def test_partial_work_that_nobody_can_keep_is_refused(kind: type[BaseLink]) -> None:
+    """Every phone waits 0.07 s before anything moves: each did one step all the same, and nothing was said."""
+    told = r"round 1: nobody can keep the time of 'train': of 5 clients the fastest needs 0\.07.* s for one step"
+    with pytest.raises(TooFewReplies, match=told + r".*with PartialWork\(seconds=0\.05\): allow more time"):
+        trained(fedavg(), Profiles("phone", spread=10.0), PartialWork(0.05), kind)
+
+
+def test_partial_work_that_one_client_can_keep_is_done() -> None:
+    """One step of the fastest is just in time; without its rounding it is not."""
+    fleet = Profiles("microcontroller", "wifi", spread=10.0)
+    (phase,) = trained(fedavg(), fleet, PartialWork(0.0102), rounds=1).history[0]["timeline"]
+    least = min(sum(row[1:5]) for row in phase["clients"])
+    with pytest.raises(TooFewReplies, match="nobody can keep the time"):
+        trained(fedavg(), fleet, PartialWork(0.01), rounds=1)
+    assert trained(fedavg(), fleet, PartialWork(least), rounds=1).history[0]["late"] == []
+
+
+def test_a_resumed_run_is_not_looked_at_again(tmp_path: Path) -> None:
+    """A later cohort may have nobody who keeps the budget: each does one step."""
+    algorithm, where, file = fedavg(), federation(), tmp_path / "devices.csv"
+    file.write_text("flops,down,up,latency\n" + "".join(f"1e6,1e6,1e6,{0.0 if k == 3 else 1.0}\n" for k in range(7)))
+    draw = cohorts(7, 1)
+    seed = next(seed for seed in range(100) if [int(draw(At(seed, r, 0))) == 3 for r in (1, 2)] == [True, False])
+
+    def run(rounds: int, resume: bool = False) -> fedge.Run:
+        link = Clock(Simulator(algorithm, where), where, Table(str(file), 7), PartialWork(0.1))
+        return fedge.train(
+            algorithm, where, rounds=rounds, cohort=1, seed=seed, link=link, out=tmp_path / "a", resume=resume
+        )
+
+    run(1)
+    assert run(2, resume=True).history[1]["cohort"] != [3]
+
+
 def test_limits_below_one_are_refused() -> None:
     where, algorithm = federation(), fedavg()
     flow = algorithm.round(algorithm.init({n: p.detach() for n, p in algorithm.model.named_parameters()}))
@@ -430,7 +466,7 @@ def test_a_run_does_not_go_on_with_a_file_of_devices_that_has_changed(tmp_path: 
 
     file.write_text("flops,down,up\n1e9,1e6,1e6\n2e9,1e6,1e6\n")
     first = run(2).history
-    file.write_text("flops,down,up\n1e3,1e6,1e6\n2e9,1e6,1e6\n")
+    file.write_text("flops,down,up\n1e5,1e6,1e6\n2e9,1e6,1e6\n")
     with pytest.raises(RunFolderError, match=r"the devices in the file .*devices\.csv.* have changed since the run"):
         run(4, resume=True)
     file.write_text("up, down, flops\n1e6, 1e6, 1e9\n1e6, 1e6, 2e9\n")  # the same devices
@@ -457,11 +493,30 @@ def test_private_algorithms_take_a_clock_without_choices() -> None:
     assert not {"late", "timeline"} & {key for record in run.history for key in record}
 
 
-@pytest.mark.parametrize("options", [{"policy": FirstOf(3)}, {"policy": Deadline(9.0)}, {"choice": Choice()}])
-def test_private_algorithms_refuse_policies(options: dict) -> None:
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"policy": FirstOf(3)}, "policy is FirstOf(count=3)"),
+        ({"policy": Deadline(9.0)}, "policy is Deadline(seconds=9.0)"),
+        ({"choice": Choice()}, "choice is Choice(by='speed', among=3)"),
+    ],
+)
+def test_private_algorithms_refuse_policies(options: dict, given: str) -> None:
     algorithm, where = private(), federation()
-    with pytest.raises(ValueError, match="Private counts on clients being drawn one by one"):
+    told = (
+        f"Private counts on clients being drawn one by one .* on another client, but {re.escape(given)}: leave it out"
+    )
+    with pytest.raises(ValueError, match=told):
         Clock(Simulator(algorithm, where), where, SLOW, **options)
+
+
+def test_private_algorithms_refuse_policies_before_any_run(tmp_path: Path) -> None:
+    """The algorithms before it were trained first."""
+    text = TOML.replace("[algorithm]", "[[algorithm]]") + '\n[[algorithm]]\nname = "private"\n'
+    text += '[algorithm.inner]\nname = "fedavg"\n[edge]\nchoose = "labels"\n'
+    with pytest.raises(ExperimentError, match=r"private, \[edge\]: .* client, but choose is 'labels': leave it out"):
+        compare(parse(tomllib.loads(text)), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_private_algorithms_refuse_that_clients_leave_who_share_a_band() -> None:
@@ -476,7 +531,8 @@ def test_private_algorithms_refuse_that_clients_leave_who_share_a_band() -> None
 def test_chosen_cohorts_are_of_a_fixed_size() -> None:
     algorithm, where = fedavg(), federation()
     link = Clock(Simulator(algorithm, where), where, SLOW, choice=Choice())
-    with pytest.raises(ValueError, match="the link chooses cohorts by itself"):
+    told = r"the link chooses cohorts by itself, of a fixed size: .*choose in \[edge\]"
+    with pytest.raises(ValueError, match=told):
         fedge.train(algorithm, where, rounds=1, cohort=3, sampling="poisson", link=link)
 
 
@@ -643,25 +699,59 @@ def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (20, ""),
+        (23, "has 23 rows for 20 clients: the last 3 are not used"),
+        (15, r"has 15 rows for 20 clients: each client draws one, and (\d+) of the rows are drawn"),
+    ],
+)
+def test_rows_that_are_not_as_many_as_clients_are_said(
+    rows: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "d.csv"
+    file.write_text("flops,down,up\n" + "".join(f"{k + 1}e9,1e6,1e6\n" for k in range(rows)))
+    build(experiment(f"file = {str(file)!r}"))
+    build(experiment(f"file = {str(file)!r}"))  # said once
+    if not told:
+        assert not caplog.text
+        return
+    (line,) = caplog.messages
+    found = re.fullmatch(f"{re.escape(str(file))} {told}", line)
+    assert found
+    assert list(map(int, found.groups())) == [len(set(Table(str(file), 20).devices(np.arange(20)).flops))][: rows < 20]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("flops,down\n1,2\n", "has no column 'up'"),
         ("flops,down,up,memry\n1,2,3,4\n", r"unknown column 'memry' \(did you mean 'memory'\?\)"),
         ("flops,down,up\n", "has no rows"),
-        ("flops,down,up\n1,2,3\n1,0,3\n", "line 3: down is '0', it must be a number above 0"),
-        ("flops,down,up,availability\n1,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
-        ("flops,down,up,latency\n1,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
+        ("", "is empty: write flops,down,up in the first line, and a line for each device"),
+        (" \n\n", "is empty: write flops,down,up in the first line"),
+        ("flops;down;up\n1e9;2;3\n", r"has semicolons between its columns: write commas, and points in numbers"),
+        ("flops\tdown\tup\n1e9\t2\t3\n", "has tabs between its columns: write commas"),
+        ("flops,down,up\n1e9,2,3\n1e9,0,3\n", "line 3: down is '0', it must be a number above 0"),
+        ("flops,down,up,availability\n1e9,2,3,1.5\n", "line 2: availability is '1.5', .* at least 0 and at most 1"),
+        ("flops,down,up,latency\n1e9,2,3,inf\n", "line 2: latency is 'inf', it must be a number of at least 0"),
         (
             "flops,down,up\n5e-324,2,3\n",
-            r"line 2: flops is '5e-324', it must be a number above 0 \(from 1e-09 to 1e\+30\)",
+            r"line 2: flops is '5e-324', it must be a number above 0 \(from 100000 to 1e\+30\)",
         ),
-        ("flops,down,up\n1,2,1e300\n", "line 2: up is '1e300', it must be a number above 0"),
+        ("flops,down,up\n1e9,5e-324,3\n", r"down is '5e-324', it must be a number above 0 \(from 1e-09 to 1e\+30\)"),
+        (
+            "flops,down,up\n10,2,3\n",
+            "line 2: flops is '10', but it is in FLOP/s and at least 100000: write 1e10 for 10 GFLOP/s",
+        ),
+        ("flops,down,up\n1e5,2,3\n99999,2,3\n", "line 3: flops is '99999', but it is in FLOP/s and at least 100000"),
+        ("flops,down,up\n1e9,2,1e300\n", "line 2: up is '1e300', it must be a number above 0"),
         ("flops,down,up,kind\n1,2,3," + "x" * 200_000, r"line \d: field larger than field limit"),
         ("flops,down,up,kind\n1,2,3,\udcff", "it is no text in UTF-8, see byte 25"),
         ("flops,flops,down,up\n1,2,3,4\n", "has the column 'flops' 2 times"),
         ("flops,down,up\n1,2,3\n1,2,3,4\n", "line 3: there are more numbers than the 3 columns"),
     ],
-    ids=range(12),
+    ids=range(19),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text, errors="surrogateescape")
@@ -682,7 +772,7 @@ def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path, monkeypatch: p
 def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
     """Looking every kind up in a list took minutes."""
     kinds = [f"kind {place}" for place in range(60_000)]
-    (tmp_path / "d.csv").write_text("kind,flops,down,up\n" + "".join(f"{kind},1,2,3\n" for kind in kinds))
+    (tmp_path / "d.csv").write_text("kind,flops,down,up\n" + "".join(f"{kind},1e9,2,3\n" for kind in kinds))
     begin = time.perf_counter()
     table = Table(str(tmp_path / "d.csv"), 3)
     assert time.perf_counter() - begin < 20
@@ -694,6 +784,7 @@ def test_a_file_of_many_kinds_is_read_at_once(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda: Profiles("phones"), r"profile is 'phones' \(did you mean 'phone'\?\)"),
+        (lambda: Profiles("fone"), r"profile is 'fone' \(did you mean 'phone'\?\)"),
         (lambda: Profiles(network="5g"), "network is '5g'"),
         (lambda: Profiles(spread=0.5), "spread is 0.5, it must be at least 1"),
         (lambda: Profiles(spread=1e300), r"spread is 1e\+300, it must be at least 1 .* and at most 1e\+30"),
@@ -881,8 +972,19 @@ def test_settings_make_the_table(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('profile = "phones"', "edge: profile is 'phones'"),
+        ('profile = "fone"', r"""'fone' \(did you mean 'phone'\?\), .* or a list such as \["phone", "laptop"\]"""),
+        ('profile = ["phone", "labtop"]', r"is \['phone', 'labtop'\] \(did you mean 'laptop'\?\)"),
         ("spred = 2", r"edge: unknown key 'spred' \(did you mean 'spread'\?\)"),
         ('policy = {name = "dedline"}', r"policy.name is 'dedline' \(did you mean 'deadline'\?\)"),
+        (
+            'policy = {name = "deadline"}',
+            r'edge: policy: seconds is missing, expected a number, as in \{name = "deadline", seconds = 60\}',
+        ),
+        (
+            'policy = {name = "first_of"}',
+            r'policy: count is missing, expected a whole number, as in \{name = "first_of", count = 10\}',
+        ),
+        ('policy = {name = "partial_work"}', r'as in \{name = "partial_work", seconds = 60\}'),
         ("spread = 0.5", "edge: spread is 0.5, it must be at least 1"),
         ('file = "nowhere.csv"', "edge: cannot read the devices in nowhere.csv"),
         ('file = "a.csv"\ncell = {name = "cell"}', "edge: there are a cell and a file"),
@@ -895,6 +997,14 @@ def test_settings_make_the_table(tmp_path: Path) -> None:
 def test_bad_tables_are_refused(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=message):
         compare(experiment(line), tmp_path / "a")
+
+
+def test_chosen_cohorts_that_are_drawn_one_by_one_are_refused_before_any_run(tmp_path: Path) -> None:
+    chosen = experiment('choose = "speed"')
+    table = {**chosen.table(), "train": {**chosen.train, "sampling": "poisson"}}
+    with pytest.raises(ExperimentError, match=r"edge: choose is 'speed', .* but sampling in \[train\] is 'poisson'"):
+        compare(parse(table), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_real_fleet_refuses_devices(tmp_path: Path) -> None:

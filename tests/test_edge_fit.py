@@ -64,6 +64,21 @@ def test_rounds_are_predicted_by_devices_that_were_fitted_to_the_others() -> Non
     assert found.error_ahead != pytest.approx(found.error, rel=1e-3)
 
 
+def test_what_no_device_computes_so_slowly_is_latency(tmp_path: Path) -> None:
+    """A few FLOPs in seconds are a process at work, and such a file of devices would be refused as one in GFLOP/s."""
+    slow = {at: dict.fromkeys(work, 10.0) for at, work in FLOPS.items()}
+    records = logged(slow, [1e5], 1e-6)
+    for record in records:
+        for entry in record["phases"][0]["clients"]:
+            entry[2] = 2.0
+        record["phases"][0]["seconds"] = 5.0
+    found = fit(read(records), slow)
+    assert found.devices.flops.tolist() == [1e5] * 4
+    assert found.predicted == pytest.approx(found.measured, rel=0.1)
+    write(tmp_path / "d.csv", found.devices, ("node",))
+    assert Table(str(tmp_path / "d.csv"), 4).rows[0].tolist() == [1e5] * 4
+
+
 def test_a_round_with_a_client_of_no_other_round_is_not_predicted() -> None:
     flops = {(1, 0): {0: 1e6, 1: 1e6}, (2, 0): {0: 2e6}, (3, 0): {0: 1e6}}
     found = fit(read(logged(flops, [1e5], 1e-6)), flops)

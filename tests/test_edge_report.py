@@ -215,8 +215,7 @@ def test_edge_show_says_what_is_wrong_and_what_is_left_out(tmp_path: Path) -> No
 def test_a_policy_for_a_server_that_waits_for_nobody_is_refused_before_any_run(tmp_path: Path) -> None:
     waits = TOML.replace("[algorithm]", "[[algorithm]]") + '\n[[algorithm]]\nname = "fedbuff"\nbuffer = 2\n'
     waits += '[algorithm.inner]\nname = "fedavg"\nepochs = 1\n[edge]\npolicy = {name = "deadline", seconds = 1}\n'
-    with pytest.raises(
-        ExperimentError, match=r"fedbuff: FedBuff waits for nobody: leave out policy and choose in \[edge\]"
-    ):
+    told = r"fedbuff: FedBuff waits for nobody, but in \[edge\] policy is Deadline\(seconds=1\): leave it out"
+    with pytest.raises(ExperimentError, match=told):
         compare(parse(tomllib.loads(waits)), tmp_path / "out")
     assert not (tmp_path / "out").exists()

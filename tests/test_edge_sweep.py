@@ -37,7 +37,7 @@ profile = "phone"
 [[algorithm]]
 {algorithm}
 """
-FEDAVG, FEDBUFF = 'name = "fedavg"', 'name = "fedbuff"\n[algorithm.inner]\nname = "fedavg"'
+FEDAVG, FEDBUFF = 'name = "fedavg"', 'name = "fedbuff"\nbuffer = 3\n[algorithm.inner]\nname = "fedavg"'
 POLICY = 'policy = {name = "first_of", count = 2}'
 
 

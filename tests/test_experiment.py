@@ -244,7 +244,10 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("partition.clients=0", "partition: clients is 0, must be a whole number of at least 1"),
         ("partition.clients=5000", "partition: 5000 clients but only 1437 examples"),
         ("model.name=logistc", "model: name is 'logistc' (did you mean 'logistic'?)"),
-        ("model.name=mpl", "model: name is 'mpl', it must be one of ['fmnist_cnn', 'kws_cnn', 'logistic', 'mlp', 'vgg"),
+        (
+            "model.name=mpl",
+            "model: name is 'mpl' (did you mean 'mlp'?), it must be one of ['fmnist_cnn', 'kws_cnn', 'logistic', 'mlp'",
+        ),
         (
             "partition.kind=group",
             "partition: kind is 'group' (did you mean 'by_group'?), it must be one of ['by_group'",
@@ -258,7 +261,10 @@ def test_values_of_another_type_are_refused(hint: Any, value: Any, words: str) -
         ("algorithm.1.lr=0", "algorithm 1 (fedavg): lr is 0, it must be greater than 0"),
         ("algorithm.2.lr=fast", "algorithm 2 (fedavg): lr is 'fast', expected a number"),
         ("algorithm.1.lrr=1", "algorithm 1 (fedavg): unknown key 'lrr' (did you mean 'lr'?)"),
-        ("algorithm.1.loss=mes", "algorithm 1 (fedavg): loss is 'mes', expected one of 'cross_entropy', 'mse', 'mae'"),
+        (
+            "algorithm.1.loss=mes",
+            "algorithm 1 (fedavg): loss is 'mes' (did you mean 'mse'?), expected one of 'cross_entropy', 'mse', 'mae'",
+        ),
         ("algorithm.1.model=mlp", "algorithm 1 (fedavg): model follows from the rest of the experiment"),
         ("algorithm.1.inner.name=fedavg", "algorithm 1 (fedavg): it wraps no other algorithm: leave out inner"),
         ("algorithm.1.optimiser=sgdd", "optimiser is 'sgdd' (did you mean 'sgd'?), expected one of 'sgd', 'adam'"),

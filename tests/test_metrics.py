@@ -226,7 +226,8 @@ def test_metrics_and_losses_by_name_in_a_file(tmp_path: Path) -> None:
     plain = parse(FILE | {"algorithm": [{"name": "fedavg"}]})
     assert "loss" not in plain.algorithm[0]
     with pytest.raises(
-        ExperimentError, match=r"loss is 'mes', expected one of 'cross_entropy', .* or .mine.py:function."
+        ExperimentError,
+        match=r"loss is 'mes' \(did you mean 'mse'\?\), expected one of 'cross_entropy', .* or .mine.py:function.",
     ):
         parse(FILE | {"algorithm": [{"name": "fedavg", "loss": "mes"}]})
     wrong = FILE["train"] | {"metrics": ["f3"]}  # type: ignore[operator]

@@ -68,6 +68,7 @@ def do(options: argparse.Namespace) -> None:
     file = f"results-{place}.jsonl" if shares > 1 else "results.jsonl"
     engine = engine_of(options)
     missing = runs(options.problems, done(options.out))
+    print(f"{len(missing[place::shares])} runs to do", flush=True)
     for entry in missing[place::shares]:
         if time.monotonic() >= end:
             break

@@ -75,8 +75,8 @@ def _cells(problem: str, method: str, fleets: list[str], stored: list[Line]) -> 
     cells = [accuracy(some, problem), number(_taken(some, "megabytes_to"))]
     for fleet in fleets:
         there = found(problem, fleet, method, stored)
-        cells += [f"{number(_taken(there, f'{what}_to'))}" for what in ("virtual_seconds", "joules")]
-    return cells
+        cells += [number(_taken(there, "virtual_seconds_to")), number(_taken(there, "joules_to") or None)]
+    return cells  # no energy is not known
 
 
 def _best(problem: str, fleets: list[str], stored: list[Line]) -> str:
@@ -84,15 +84,15 @@ def _best(problem: str, fleets: list[str], stored: list[Line]) -> str:
     told = []
     for fleet in fleets:
         by = [_least(problem, fleet, f"{what}_to", stored) for what in ("virtual_seconds", "joules")]
-        if all(by):
-            told.append(f"- {fleet}: the fastest is {by[0]}; the thriftiest is {by[1]}.")
+        words = [f"the {what} is {one}" for what, one in zip(("fastest", "thriftiest"), by, strict=True) if one]
+        told += [f"- {fleet}: {'; '.join(words)}."] if words else []
     return "\n".join([*told, ""])
 
 
 def _least(problem: str, fleet: str, what: str, stored: list[Line]) -> str:
     """The best method, and whoever is nearer to it than two deviations of the seeds; empty if there are no two."""
     taken = {method: [line[what] for line in found(problem, fleet, method, stored)] for method in EVERYWHERE}
-    known = {method: values for method, values in taken.items() if values and None not in values}
+    known = {method: values for method, values in taken.items() if values and all(values)}  # 0 J are not known
     if len(known) < 2:
         return ""
     order = sorted(known, key=lambda method: mean(known[method]))

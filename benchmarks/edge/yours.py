@@ -28,13 +28,16 @@ def do(options: argparse.Namespace, engine: fedge.Engine, store: Store) -> None:
     fleets = {FLEET: Table(str(options.devices), measure.CLIENTS)}
     file, about = options.out / "results.jsonl", {"devices": digest(options.devices)}
     known = _known(file, about, options.rounds)
-    for entry in (entry for entry in entries(options.problems) if entry not in known):
+    missing = [entry for entry in entries(options.problems) if entry not in known]
+    print(f"{len(missing)} runs to do, {len(known)} are in {file}", flush=True)
+    for at, entry in enumerate(missing, 1):
         if time.monotonic() >= end:
             break
         lines = measure.run(entry, engine, options.rounds, lambda: time.monotonic() >= end, fleets)
         store(file, [line | about for line in lines])
         for line in lines:
-            print(f"{entry.problem} {entry.method} seed {entry.seed}: {line['wall']:.0f} s", flush=True)
+            words = f"{entry.problem} {entry.method} seed {entry.seed}: {line['wall']:.0f} s"
+            print(f"{at} of {len(missing)}: {words}", flush=True)
     left = set(entries(options.problems)) - set(_known(file, about, options.rounds))
     table = page.on_fleets([FLEET], measure.lines(file))
     (options.out / "table.md").write_text(table)

@@ -86,6 +86,20 @@ class Asynchronous(Wrapper[State]):
             "table [edge] to the experiment"
         )
 
+    def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
+        """Refuse cohorts, which nobody draws here, and a buffer that all answers of a run together do not fill."""
+        if sampling != "fixed":
+            raise ValueError(
+                f"sampling is {sampling!r}, but {type(self).__name__} draws no cohorts: {cohort} clients are at work "
+                "at any time; leave sampling out"
+            )
+        if self.buffer > (most := rounds * cohort):
+            each = f"; each of the {self.rows} classes has a buffer of its own" if self.rows else ""
+            raise ValueError(
+                f"buffer is {self.buffer}, but {rounds} rounds of {cohort} clients are {most} answers, so it never "
+                f"fills and the model never moves{each}: lower buffer, or raise rounds or cohort"
+            )
+
     def asks(self, model: Any) -> Ask:
         """What a client that starts now is asked and sent, for one row."""
         flow = self.base.round(model)

@@ -33,6 +33,9 @@ class Wrapper(Algorithm[S]):
     def check(self, model: Model, params: Params, x: Inputs, y: Tensor) -> None:
         self.inner.check(model, params, x, y)
 
+    def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
+        self.inner.check_run(rounds, cohort, sampling)
+
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.inner.losses(scores, y)
 

@@ -70,12 +70,13 @@ class Clock(Around):
         super().__init__(inner)
         positive("stay", stay, optional=True)
         if inner.algorithm.privacy() is not None:
-            _check_apart(fleet, policy, stay, choice)
+            check_apart(fleet, chosen(policy, choice), stay)
         self.federation, self.fleet, self.policy = federation, fleet, policy or WaitForAll()
         self.stay, self.choice, self.devices = stay, choice, Drawn(fleet, federation.clients)
         self.load = Workload(inner.algorithm, federation)
         self.spent = Spent()
         self.events: Events | None = None
+        self._looked = False  # whether somebody can keep the policy's budget
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         self._turn(at)
@@ -87,6 +88,7 @@ class Clock(Around):
         self.load.open(at, asks)
         works = [self.load.of(ask, ids) for ask in asks]
         phase = self._phase(at, ids, devices, works)
+        self._check_budget(asks, works, phase)
         asks, phase = self._shortened(asks, works, phase)
         end = self._end(at, phase)
         self._note(asks, devices, works, phase, end)
@@ -121,6 +123,28 @@ class Clock(Around):
         seconds = (devices.latency, 8 * down / rate_down, flops / devices.flops, 8 * up / rate_up)
         watts = (devices.receive_watts, devices.compute_watts, devices.transmit_watts)
         return Phase(ids, *seconds, watts, jobs > 0)
+
+    def _check_budget(self, asks: tuple[Ask, ...], works: list[Work], phase: Phase) -> None:
+        """Refuse a budget that nobody of the first cohort can keep, not even with one step of every task.
+
+        A run that is resumed was looked at when it began.
+        """
+        if self._looked or not phase.active.any():
+            return
+        self._looked = True
+        budget = self.policy.budget(phase.seconds, phase.compute)
+        if budget is None:
+            return
+        total, least = sum(work.flops for work in works), np.zeros(len(phase.clients))
+        for ask, work in zip(asks, works, strict=True):
+            least += self.load.fitting(ask, phase.clients, np.ones_like(work.steps), np.ones(len(least)))[1]
+        step = phase.compute * least / np.where(total > 0, total, 1.0)
+        if (step > budget * (1 + 1e-9))[phase.active].all():
+            fastest = (phase.seconds - phase.compute + step)[phase.active].min()
+            raise TooFewReplies(
+                f"nobody can keep the time of '{asks[0].tasks[0]}': of {int(phase.active.sum())} clients the fastest "
+                f"needs {fastest:.3g} s for one step, latency and transfers, with {self.policy}: allow more time"
+            )
 
     def _shortened(self, asks: tuple[Ask, ...], works: list[Work], phase: Phase) -> tuple[tuple[Ask, ...], Phase]:
         """The asks with the steps that fit the policy's budget, and the phase that follows."""
@@ -235,8 +259,8 @@ class Clock(Around):
             )
         if not isinstance(link, Simulator):
             raise ValueError(f"the link is a {type(link).__name__}: asynchronous training is simulated in one process")
-        if type(self.policy) is not WaitForAll or self.choice is not None:
-            raise ValueError("asynchronous training waits for nobody: leave out policy and choose")
+        if given := chosen(self.policy, self.choice):
+            raise ValueError(f"asynchronous training waits for nobody, but {given}: leave it out")
         return Events(algorithm, link, self.load, self.fleet, self.federation.clients, self.stay)
 
     def choosing(self, clients: int, size: int) -> Callable[[At], Tensor] | None:
@@ -253,6 +277,7 @@ class Clock(Around):
         return {**self.inner.settings(), "edge": self._described(), **devices}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
+        self._looked = True
         before = settings.get("edge")
         if before is not None and before != self._described():
             was, now = _differing(str(before), self._described())
@@ -272,14 +297,20 @@ def _differing(one: str, other: str) -> tuple[str, str]:
     return ", ".join(words[0][first : first + 2]), ", ".join(words[1][first : first + 2])
 
 
-def _check_apart(fleet: Fleet, policy: Policy | None, stay: float | None, choice: Choice | None) -> None:
-    """Refuse what lets one client decide whether another one's answer counts."""
-    counts_on = "Private counts on clients being drawn one by one and on nobody's answer depending on another client: "
-    if choice is not None or type(policy or WaitForAll()) is not WaitForAll:
-        raise ValueError(f"{counts_on}leave out policy and choose")
+def chosen(policy: Policy | None, choice: Choice | str | None, called: str = "choice") -> str:
+    """Which of the two were set, and to what; empty: neither, so everybody who was drawn evenly is waited for."""
+    words = [] if type(policy or WaitForAll()) is WaitForAll else [f"policy is {policy}"]
+    return " and ".join([*words, *([] if choice is None else [f"{called} is {choice!r}"])])
+
+
+def check_apart(fleet: Fleet, given: str, stay: float | None) -> None:
+    """Refuse what lets one client decide whether another one's answer counts; `given` is `chosen` of a clock."""
+    counts_on = "Private counts on clients being drawn one by one and on nobody's answer depending on another client"
+    if given:
+        raise ValueError(f"{counts_on}, but {given}: leave it out")
     if stay is not None and fleet.shares:
         raise ValueError(
-            f"{counts_on}in a {type(fleet).__name__} they share a band, and with stay = {stay:g} the more they are, "
+            f"{counts_on}: in a {type(fleet).__name__} they share a band, and with stay = {stay:g} the more they are, "
             "the more of them leave before they answer; leave out stay, or take other devices"
         )
 

@@ -18,8 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from fedge.core import Ask, At, Examples, Share
-from fedge.edge.devices import LEAST, MOST, Devices
+from fedge.edge.devices import MOST, Devices
 from fedge.edge.draws import Array
+from fedge.edge.table import SLOWEST
 from fedge.edge.work import Workload
 from fedge.engine.links.base_link import Around, BaseLink, Replies
 from fedge.federation import Federation
@@ -161,9 +162,9 @@ def _devices(known: list[Logged], flops: Jobs) -> tuple[Devices, list[int]]:
             work[at] += seen.work
             start[at] += seen.start
             count[at] += 1
-    rate = np.clip(np.where(done > 0, done, 1.0) / work, LEAST, MOST)
+    rate = np.clip(done / work, SLOWEST, MOST)
     begin, per_byte = _rest(known)
-    latency = begin + start / count
+    latency = begin + (start + np.maximum(0.0, work - done / rate)) / count  # with what no device computes so slowly
     bits = np.full(len(clients), 8 / per_byte if per_byte > 0 else FAST)
     zeros = np.zeros(len(clients))
     memory, sure = np.full(len(clients), np.inf), np.ones(len(clients))

@@ -6,7 +6,7 @@ not waited for work until then, and stop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ class WaitForAll:
 class Deadline(WaitForAll):
     """Who has not answered after so many seconds is dropped:  T = min(seconds, max_k min(t_k, l_k))."""
 
-    seconds: float = 60.0
+    seconds: float = field(metadata={"example": 60})
 
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)
@@ -60,7 +60,7 @@ class FirstOf(WaitForAll):
     Bonawitz et al., Towards Federated Learning at Scale, MLSys 2019, ask 1.3 times as many as they need.
     """
 
-    count: int = 10
+    count: int = field(metadata={"example": 10})
 
     def __post_init__(self) -> None:
         at_least_one("count", self.count)
@@ -84,9 +84,10 @@ class PartialWork(WaitForAll):
     Steps end within an epoch, so this is an exact fractional number of epochs; the last batch of an epoch takes as long
     as it is large. Of several tasks each gets the same share of its work. Weights stay the clients' numbers of
     examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were done.
+    Seconds in which nobody of the first cohort can do one step and send it are refused.
     """
 
-    seconds: float = 60.0
+    seconds: float = field(metadata={"example": 60})
 
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)

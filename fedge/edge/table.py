@@ -25,6 +25,7 @@ OPTIONAL = {
     "availability": 1.0,
 }
 COLUMNS = (*NEEDED, *OPTIONAL)
+SLOWEST = 1e5  # FLOP/s: a hundredth of a slow microcontroller; less is meant in another unit
 LARGEST = 1 << 30  # bytes: some ten million devices
 
 
@@ -32,9 +33,9 @@ LARGEST = 1 << 30  # bytes: some ten million devices
 class Table(Fleet):
     """Row k of the file is the device of client k. Of a file with fewer rows than clients, every client draws one.
 
-    Columns: `flops` (FLOP/s), `down` and `up` (bit/s); if they are there, `compute_watts`, `receive_watts`,
-    `transmit_watts`, `memory` (bytes), `latency` (seconds per phase), `availability` (a probability), and
-    `kind` (any word).
+    Rows after that of the last client are not used. Columns: `flops` (FLOP/s, at least 1e5), `down` and `up` (bit/s);
+    if they are there, `compute_watts`, `receive_watts`, `transmit_watts`, `memory` (bytes), `latency` (seconds per
+    phase), `availability` (a probability), and `kind` (any word).
     """
 
     file: str
@@ -56,10 +57,24 @@ class Table(Fleet):
         object.__setattr__(self, "checksum", zlib.crc32(repr(words).encode(), zlib.crc32(self.rows.tobytes())))
 
     def devices(self, clients: Array) -> Devices:
-        count = self.rows.shape[1]
-        drawn = uniform(fold(self.seed, DEVICE), clients, KIND)
-        row = clients if count >= self.clients else (drawn * count).astype(np.int64)
+        row = clients if self.rows.shape[1] >= self.clients else self._drawn(clients)
         return Devices._make([*self.rows[:, row], self.kind[row]])
+
+    def _drawn(self, clients: Array) -> Array:
+        rows: Array = (uniform(fold(self.seed, DEVICE), clients, KIND) * self.rows.shape[1]).astype(np.int64)
+        return rows
+
+    @property
+    def told(self) -> str:
+        """What becomes of rows that are not as many as clients, in a line; empty: every client has its own."""
+        count = self.rows.shape[1]
+        if count == self.clients:
+            return ""
+        head = f"{self.file} has {count:,} rows for {self.clients:,} clients: "
+        if count > self.clients:
+            return f"{head}the last {count - self.clients:,} are not used"
+        used = len(np.unique(self._drawn(np.arange(self.clients))))
+        return f"{head}each client draws one, and {used:,} of the rows are drawn"
 
 
 def write(path: Path | str, found: Devices, kinds: tuple[str, ...]) -> None:
@@ -83,6 +98,7 @@ def _read(path: Path) -> list[dict[str, str]]:
         head, lines = list(reader.fieldnames or []), list(reader)
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    _check_separator(path, text)
     for name in head:
         if head.count(name) > 1:
             raise ValueError(f"{path} has the column {name!r} {head.count(name)} times: one of them is meant")
@@ -99,6 +115,19 @@ def _read(path: Path) -> list[dict[str, str]]:
         if None in line:
             raise ValueError(f"{path}, line {at}: there are more numbers than the {len(head)} columns {head}")
     return lines
+
+
+def _check_separator(path: Path, text: str) -> None:
+    """What a spreadsheet may write in place of commas, and a file with nothing in it."""
+    lines = text.split("\n", 1)
+    if not text.strip():
+        raise ValueError(f"{path} is empty: write {','.join(NEEDED)} in the first line, and a line for each device")
+    for mark, called in ((";", "semicolons"), ("\t", "tabs")):
+        if mark in lines[0] and "," not in lines[0]:
+            raise ValueError(
+                f"{path} has {called} between its columns: write commas, and points in numbers (1.5, not 1,5), as in "
+                f"{','.join(NEEDED)}"
+            )
 
 
 def _text(path: Path) -> str:
@@ -118,9 +147,16 @@ def _number(file: str, line: int, name: str, row: dict[str, str]) -> float:
     except ValueError:
         value = math.nan
     needed, boundless = name in NEEDED, name == "memory" and value == math.inf
-    least, most = LEAST if needed else 0.0, 1.0 if name == "availability" else MOST
+    if name == "flops" and value < SLOWEST <= value * 1e9:
+        meant = f"{value * 1e9:g}".replace("e+", "e")
+        raise ValueError(
+            f"{file}, line {line}: flops is {text!r}, but it is in FLOP/s and at least {SLOWEST:g}: write {meant} for "
+            f"{value:g} GFLOP/s"
+        )
+    floor = SLOWEST if name == "flops" else LEAST
+    least, most = floor if needed else 0.0, 1.0 if name == "availability" else MOST
     if not (least <= value <= most or boundless):
         wanted = "a number above 0" if needed else f"a number of at least 0{' and at most 1' if most == 1 else ''}"
-        wanted += f" (from {LEAST:g} to {MOST:g})" if value > 0 and most == MOST and math.isfinite(value) else ""
+        wanted += f" (from {floor:g} to {MOST:g})" if value > 0 and most == MOST and math.isfinite(value) else ""
         raise ValueError(f"{file}, line {line}: {name} is {text!r}, it must be {wanted}")
     return value

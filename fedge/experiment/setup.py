@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,8 +16,11 @@ from fedge.algorithms.asynchronous import Asynchronous, Late
 from fedge.checks import at_least_one
 from fedge.core import Algorithm
 from fedge.data import Data, load
+from fedge.edge.clock import check_apart, chosen
+from fedge.edge.devices import Fleet
 from fedge.edge.policies import FirstOf
 from fedge.edge.settings import Edge
+from fedge.edge.table import Table as DeviceFile
 from fedge.engine import BaseLink
 from fedge.engine.hardware.budget import is_out_of_memory
 from fedge.engine.runtime import Runtime
@@ -33,6 +37,8 @@ from fedge.federation import Federation
 from fedge.handle import Handle, parameters
 from fedge.loop import cohorts
 from fedge.problem import check_metrics, problem_of
+
+log = logging.getLogger("fedge")
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,13 @@ def build(experiment: Experiment, data: Data | Federation | None = None, federat
         data = load_data(experiment.data) if data is None else data
         federation = deal(experiment.partition, data)
     check_train(experiment.train, federation)
-    algorithms = build_algorithms(experiment, federation)
+    algorithms, edge = build_algorithms(experiment, federation), _edge(experiment, federation)
     for label, algorithm in algorithms.items():
         check_clock(experiment, algorithm, label)
+        check_private(edge, algorithm, federation, label)
+        check_run(experiment, algorithm, federation, label)
         check_problem(experiment, algorithm, federation, label)
-    return Setup(federation, algorithms, experiment.train | {"device": device}, _edge(experiment, federation))
+    return Setup(federation, algorithms, experiment.train | {"device": device}, edge)
 
 
 def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -> None:
@@ -76,8 +84,24 @@ def check_clock(experiment: Experiment, algorithm: Algorithm[Any], where: str) -
     name, edge = type(late.algorithm).__name__, edge_of(experiment.edge)
     if edge is None:
         raise ExperimentError(f"{where}: {name} needs to know who answers when: add a table [edge], see docs/edge.md")
-    if edge.policy is not None or edge.choose is not None:
-        raise ExperimentError(f"{where}: {name} waits for nobody: leave out policy and choose in [edge]")
+    if given := chosen(edge.policy, edge.choose, "choose"):
+        raise ExperimentError(f"{where}: {name} waits for nobody, but in [edge] {given}: leave it out")
+
+
+def check_private(edge: Edge | None, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:
+    """Said before there is a folder: with these devices one client may decide whether another one's answer counts."""
+    if edge is not None and algorithm.privacy() is not None:
+        with at(f"{where}, [edge]"):
+            check_apart(edge.fleet(federation.clients), chosen(edge.policy, edge.choose, "choose"), edge.stay)
+
+
+def check_run(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:
+    """Said before there is a folder: rounds, or a draw of cohorts, of which nothing can come."""
+    table = experiment.train
+    if not isinstance(algorithm, Algorithm):
+        return  # `train` says what it needs
+    with at(where):
+        algorithm.check_run(table["rounds"], table["cohort"] or federation.clients, table["sampling"] or "fixed")
 
 
 def check_problem(experiment: Experiment, algorithm: Algorithm[Any], federation: Federation, where: str) -> None:
@@ -106,7 +130,12 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
     edge = edge_of(experiment.edge)
     with at("edge"):
         if edge is not None:
-            edge.fleet(federation.clients)
+            _say_rows(edge.fleet(federation.clients))
+            if edge.choose is not None and experiment.train["sampling"] == "poisson":
+                raise ValueError(
+                    f"choose is {edge.choose!r}, which takes cohorts of a fixed size, but sampling in [train] is "
+                    "'poisson': leave out one of them"
+                )
             cohort = experiment.train.get("cohort") or federation.clients
             if isinstance(edge.policy, FirstOf) and edge.policy.count > cohort:
                 raise ValueError(
@@ -114,6 +143,17 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
                     "cohort in [train], or leave the policy out to wait for all"
                 )
     return edge
+
+
+_TOLD = set[str]()
+
+
+def _say_rows(fleet: Fleet) -> None:
+    """A file of devices that has not one row per client: said once."""
+    told = fleet.told if isinstance(fleet, DeviceFile) else ""
+    if told and told not in _TOLD:
+        _TOLD.add(told)
+        log.warning(told)
 
 
 def edge_of(table: Table | None) -> Edge | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from fedge.algorithms.optimisers import Optimiser
-from fedge.checks import nearest
+from fedge.checks import guess, nearest
 from fedge.core import Codec, Combine, Loss
 from fedge.experiment.own import Own, find
 from fedge.losses import LOSSES
@@ -113,7 +113,8 @@ def complain(name: str, value: Any, hint: Any) -> str:
         return f"{name}: {_inside(value, kind)}"
     words = [word for member in _members(hint) if get_origin(member) is Literal for word in get_args(member)]
     words += known_by(hint) or ()
-    return f"{name} is {value!r}{nearest(value, words)}, expected {expected(hint)}"
+    wrong = next((one for one in value if one not in words), value) if isinstance(value, list | tuple) else value
+    return f"{name} is {value!r}{guess(wrong, words)}, expected {expected(hint)}"
 
 
 def _inside(table: dict[str, Any], kind: Any) -> str:
@@ -128,7 +129,22 @@ def _inside(table: dict[str, Any], kind: Any) -> str:
                 convert(value, hints[key])
             except Mismatch:
                 return complain(key, value, hints[key])
+    if missing := next((one.name for one in dataclasses.fields(kind) if _is_needed(one) and one.name not in table), ""):
+        return f"{missing} is missing, expected {expected(hints[missing])}{_example(kind)}"
     return f"{table!r} cannot be used"
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _example(kind: Any) -> str:
+    """A table with all that it needs, if its fields have examples."""
+    needed = [one for one in dataclasses.fields(kind) if _is_needed(one)]
+    if not all("example" in one.metadata for one in needed):
+        return ""
+    fields = "".join(f", {one.name} = {one.metadata['example']}" for one in needed)
+    return f', as in {{name = "{_spelt(kind)}"{fields}}}'
 
 
 def expected(hint: Any) -> str:
@@ -146,6 +162,9 @@ def expected(hint: Any) -> str:
         return "one of " + ", ".join(repr(word) for word in get_args(hint))
     if get_origin(hint) in LISTS:
         items = get_args(hint)
+        if get_origin(items[0]) is Literal and not _is_fixed(hint):
+            some = ", ".join(f'"{word}"' for word in get_args(items[0])[-2:])
+            return f"a list such as [{some}]"
         count = f"{len(items)} " if _is_fixed(hint) else ""
         return f"a list of {count}{PLURAL.get(items[0], expected(items[0]))}"
     if dataclasses.is_dataclass(hint):
@@ -183,10 +202,12 @@ def _spelt(kind: Any) -> str:
 
 
 def _convert_table(value: Any, hint: Any) -> Any:
-    """{name = "spectral", momentum = 0.9}: the name of a dataclass and its fields, defaults filled in."""
+    """{name = "spectral", momentum = 0.9}: the name of a dataclass and its fields, with the defaults there are."""
     hints = declared(hint)
     fields = {one.name: one.default for one in dataclasses.fields(hint)}
     if not isinstance(value, dict) or value.get("name") != _spelt(hint) or value.keys() - fields.keys() - {"name"}:
+        raise Mismatch
+    if any(_is_needed(one) and one.name not in value for one in dataclasses.fields(hint)):
         raise Mismatch
     given = {key: convert(one, hints[key]) for key, one in value.items() if key != "name"}
     return {"name": value["name"], **fields, **given}

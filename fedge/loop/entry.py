@@ -73,6 +73,7 @@ def train(
     preflight.check_privacy(privacy, federation.clients, cohort, sampling, trains, link)
     _check_resume(resume, start, out)
     draw = cohorts(federation.clients, cohort, sampling, privacy.secret if privacy else None)
+    algorithm.check_run(rounds + (0 if start is None else start.rounds), cohort or federation.clients, sampling)
     if link is None:
         link = _engine(engine, device).expecting(algorithm, rounds).link(algorithm, federation, rounds=rounds)
     preflight.check_link(algorithm, link)
@@ -92,6 +93,8 @@ def train(
         run.classes = federation.data.called
         with link.working():
             training.rounds(run, last, stop)
+    if link.runtime.group.leads and not run.stopped:
+        preflight.say_unmoved(run.history)
     return run
 
 
@@ -161,7 +164,10 @@ def _chosen(link: BaseLink, clients: int, cohort: int | None, sampling: Sampling
     """How a link chooses cohorts, if it does."""
     found = link.choosing(clients, cohort or clients)
     if found is not None and sampling != "fixed":
-        raise ValueError(f"sampling is {sampling!r}, but the link chooses cohorts by itself: leave out one of them")
+        raise ValueError(
+            f"sampling is {sampling!r}, but the link chooses cohorts by itself, of a fixed size: leave out sampling, "
+            "or what the link chooses by (`choice` of a Clock, choose in [edge])"
+        )
     return found
 
 

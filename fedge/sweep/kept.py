@@ -17,7 +17,18 @@ from fedge.experiment.errors import ExperimentError
 from fedge.experiment.fields import Table
 from fedge.experiment.labels import place
 from fedge.experiment.parsing import Experiment, parse
-from fedge.experiment.setup import Setup, build, check_clock, check_problem, check_train, make_algorithm, make_model
+from fedge.experiment.setup import (
+    Setup,
+    build,
+    check_clock,
+    check_private,
+    check_problem,
+    check_run,
+    check_train,
+    edge_of,
+    make_algorithm,
+    make_model,
+)
 from fedge.experiment.sweeps import Sweep
 from fedge.experiment.training import engine_of
 from fedge.report import open_tracker
@@ -101,6 +112,8 @@ def check_first(runner: Runner, sweep: Sweep) -> None:
         cohort, seed = first.train["cohort"], first.train.get("seed")
         algorithm = make_algorithm(table, place(number, table), federation, model, cohort=cohort, seed=seed)
         check_clock(first, algorithm, place(number, table))
+        check_private(edge_of(first.edge), algorithm, federation, place(number, table))
+        check_run(first, algorithm, federation, place(number, table))
         check_problem(first, algorithm, federation, place(number, table))
 
 

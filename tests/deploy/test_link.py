@@ -984,6 +984,6 @@ def test_the_record_has_the_times_of_every_node() -> None:
 def test_nodes_do_whole_tasks() -> None:
     """A clock with partial work belongs around a simulator."""
     yard = Yard(client_app(ALGORITHM, load))
-    link = Clock(link_to(yard, ALGORITHM), FEDERATION, Profiles("phone"), PartialWork(1e-9))
+    link = Clock(link_to(yard, ALGORITHM), FEDERATION, Profiles("microcontroller", "wifi"), PartialWork(0.0102))
     with pytest.raises(ValueError, match="the nodes of a real fleet do whole tasks"):
         fedge.train(ALGORITHM, FEDERATION, rounds=1, seed=0, link=link)
