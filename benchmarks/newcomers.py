@@ -41,9 +41,8 @@ SIZES = (SMALL, LARGE, None)  # examples of a client; None: short runs
 RUNS, ROUNDS, MOST = 3, 20, 200  # short runs, how short they are, and what their clients have less of
 FIGURES = Path(__file__).parent / "newcomers.json"
 # Known to be slower, by processor: one step of millions of weights is reading and writing them, and checks read them
-# again; of convolutions channel by channel, stacked ones are recorded client by client, which 20 rounds do not repay.
+# again.
 LOSES = {
-    "AMD EPYC, 2 threads": {"mobile, run"},
     "Intel(R) Xeon(R) Processor, 2 threads": {"large layers, 10"},
 }
 

@@ -80,9 +80,9 @@ class Range(NamedTuple):
 
     With `name` this is so of one tensor of the part. What the server divides by has a `low` above 0. Of a part that
     grows with a client's examples, such as its number of steps, `most` says what clients with these numbers of examples
-    have at most: its numbers are compared with the other clients' as shares of that, and beyond twice that refused.
-    `least` says the same of the other end, where it depends on what was sent or on the examples: below half of it
-    numbers are refused.
+    have at most: its numbers are compared with the other clients' as shares of that, and beyond that refused, with room
+    for rounding: a twentieth, in half precision twice that number. `least` says the same of the other end, where it
+    depends on what was sent or on the examples; it is of clients that do the whole of their work.
     """
 
     part: str

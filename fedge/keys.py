@@ -23,7 +23,7 @@ Words = NDArray[Any]
 
 # What a key is drawn for. The first word of an address, so that no two uses share a stream.
 COHORT, CLIENT, SHARE, ORDER, STEP, FINISH, CODEC, SERVER, LIAR = 1, 2, 3, 4, 5, 6, 7, 8, 9
-DEVICE, FADING, LEAVING, AVAILABLE, DISPATCH = 21, 22, 23, 24, 25  # of the edge: devices, channels, arrivals
+DEVICE, FADING, LEAVING, AVAILABLE, DISPATCH, TIES = 21, 22, 23, 24, 25, 26  # of the edge: devices, channels, arrivals
 
 _BITS = (1 << 64) - 1
 

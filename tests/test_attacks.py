@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,17 @@ def test_a_torn_result_is_computed_again_and_a_damaged_one_is_named(tmp_path: Pa
     file.write_bytes(whole.replace(b'"seed"', b'"sed"', 1))
     found = attack_command(tmp_path)
     assert (found.exit_code, f"line 1 of {file} is not that of a run: remove it" in found.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_results_are_not_written_through_what_somebody_else_left(what: str, tmp_path: Path) -> None:
+    file, mine = tmp_path / "out" / "attacks.jsonl", tmp_path / "mine"
+    file.parent.mkdir()
+    mine.touch()
+    file.symlink_to(mine) if what == "link" else os.mkfifo(file)
+    found = attack_command(file.parent)
+    assert (found.exit_code, f"cannot write {file}: " in found.stderr) == (2, True)
+    assert mine.read_bytes() == b""
 
 
 def test_two_studies_do_not_write_into_one_folder(tmp_path: Path) -> None:

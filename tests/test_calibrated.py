@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import fedge
 from fedge.algorithms.calibrated import matrix_of, solved
+from fedge.engine import Loopback
+from fedge.engine.links import wire
 from tests.against import clients_of, cohorts_of
 from tests.cases import ragged, toy_data, toy_model
 
@@ -54,6 +56,31 @@ def test_the_layer_is_never_divided_by_less_than_the_ridge() -> None:
     layer = solved(moments, -least)
     assert bool(torch.isfinite(layer).all())
     assert float(layer.norm()) <= float(moments["first"].norm()) / -least
+
+
+class Crooked(Loopback):
+    """Client 3 sends the opposite of what the layer would be in place of its means of features and labels."""
+
+    def client(self, client, at, ask, request):
+        answer = wire.decode(super().client(client, at, ask, request))
+        for upload, _ in answer[0] if client == 3 and "moments" in answer[0][0][0] else ():
+            layer = solved(upload["moments"], 0.01)
+            upload["moments"]["first"] = -layer / layer.abs().max()
+        return wire.encode(answer)
+
+
+@pytest.mark.parametrize("rule", [fedge.Mean(), fedge.BoundedMean()])
+def test_one_liar_does_not_turn_the_layer_round(rule) -> None:
+    """Every number of it was from -1 to 1: nothing was left of 81 % accuracy, and 13 % with the rule."""
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=10, seed=0))
+    inner = fedge.FedAvg(fedge.models.mlp(64, (32,), 10, seed=0), lr=0.1, epochs=1)
+    algorithm = fedge.Robust(fedge.Calibrated(inner, every=10), rule)
+    honest = fedge.train(algorithm, federation, rounds=10, seed=1).history[-1]
+    lied = fedge.train(algorithm, federation, rounds=10, seed=1, link=Crooked(algorithm, federation)).history[-1]
+    assert [drop["client"] for drop in lied["dropped"]] == [3]
+    assert "a mean of squares has none below 0" in lied["dropped"][0]["reason"]
+    assert lied["test_accuracy"] > honest["test_accuracy"] - 0.02
 
 
 def test_between_its_rounds_the_scores_are_the_inner_ones() -> None:

@@ -273,6 +273,20 @@ def test_the_table_fits_into_80_columns() -> None:
     assert last.split("  ")[0] == "FedOVA + spectral"
     assert last.endswith("999.9")
     assert results.note([row]) == "final: mean of the last 20 rounds"
+    whence = "; 51%: 90 % of the best accuracy, because no target is set"
+    assert results.note([row], 0.51) == f"final: mean of the last 20 rounds{whence}"
+
+
+def test_a_target_that_nobody_set_is_explained(here: Path) -> None:
+    """Under the table, and in the report that a run writes; one that was set is not."""
+    Path("small.toml").write_text(Path("small.toml").read_text().replace("target = 0.05\n", ""))
+    told = call("run", "small.toml", "--set", "train.rounds=2").stdout
+    assert "90 % of the best accuracy, because no target is set" in " ".join(told.split())
+    page = (here / "runs/small/report.html").read_text()
+    assert "It is the default: 90 % of the best accuracy" in page
+    told = call("run", "small.toml", "--set", "train.rounds=2", "--set", "target=0.3", "--out", "other").stdout
+    assert "no target is set" not in told
+    assert "It is the default" not in (here / "other/report.html").read_text()
 
 
 def test_without_matplotlib_there_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedge.edge import (
     table,
 )
 from fedge.edge.devices import Devices, Drawn
+from fedge.edge.draws import uniform
 from fedge.edge.policies import Policy
 from fedge.edge.profiles import NETWORKS, PROFILES
 from fedge.edge.settings import Edge
@@ -37,7 +39,7 @@ from fedge.edge.table import COLUMNS, write
 from fedge.edge.work import Workload
 from fedge.engine import BaseLink, Loopback, Simulator, TooFewReplies
 from fedge.experiment import Experiment, ExperimentError, build, compare, load, parse
-from fedge.keys import COHORT, choose, fold
+from fedge.keys import COHORT, TIES, choose, fold
 from fedge.loop import cohorts
 from fedge.runs.folder import RunFolderError
 from tests.cases import EACH_PATH, algorithms, cases, close, ragged, toy_data, toy_model
@@ -222,7 +224,7 @@ def test_policies_agree_with_a_plain_loop_over_events(policy: Policy, stay: floa
         seconds = rng.lognormal(0, 1, 9)
         left = rng.exponential(1.0, 9) if stay == 1 else np.full(9, np.inf)
         good, end = plain_phase(seconds.tolist(), left.tolist(), policy)
-        cut = policy.cut(seconds, left)
+        cut = policy.cut(seconds, left, rng.random(9))
         assert cut.good.tolist() == good
         assert cut.seconds == end
 
@@ -336,8 +338,10 @@ def test_partial_work_does_the_steps_that_fit() -> None:
     )
     steps = {k: 3 * -(-len(where.examples(k)) // min(4, len(where.examples(k)))) for k in range(where.clients)}
     for k, row in full.items():
-        fits = math.floor(steps[k] * (budget - row[1] - row[2] - row[4]) / row[3] + 1e-9)
-        assert times["limits"][k] == (min(steps[k], max(1, fits)),)
+        n, room = len(where.examples(k)), budget - row[1] - row[2] - row[4]
+        visits = np.cumsum([min(4, n - first) for first in range(0, n, 4)] * 3)
+        fits = int((visits / visits[-1] * row[3] <= room * (1 + 1e-12)).sum())
+        assert times["limits"][k] == (max(1, fits),)
         assert times[k] <= budget * (1 + 1e-12) or times["limits"][k] == (1,)
     assert len({times["limits"][k][0] / steps[k] for k in steps}) > 1, "nobody was cut short"
     assert run.history[0]["late"] == []
@@ -857,7 +861,37 @@ def test_the_rarest_labels_are_those_of_a_plain_loop(among: int, size: int) -> N
     for number in range(1, 21):
         key, many = fold(SEED, COHORT, number, 0), min(where.clients, among * size)
         candidates = choose(key, where.clients, many).tolist()
-        assert draw(At(SEED, number, 0)).tolist() == plain_rarest(held, candidates, size)
+        lot = uniform(fold(SEED, TIES, number, 0), np.array(candidates)).tolist()
+        mixed = [client for _, client in sorted(zip(lot, candidates, strict=True))]
+        assert draw(At(SEED, number, 0)).tolist() == plain_rarest(held, mixed, size)
+
+
+def test_of_equal_clients_nobody_is_preferred() -> None:
+    """A client's number is no merit: in many cohorts of 4 of 12, all are late about as often, and chosen as often."""
+    where, algorithm = fedge.Federation(toy_data(60), [range(5 * k, 5 * k + 5) for k in range(12)]), fedavg()
+    link = Clock(Simulator(algorithm, where), where, Profiles("phone"), FirstOf(2))
+    run = fedge.train(algorithm, where, rounds=240, cohort=4, link=link)
+    late = Counter(client for record in run.history for client in record["late"])
+    assert 20 <= min(late[k] for k in range(12)) <= max(late.values()) <= 60, "40 each on average"
+    for by in ("speed", "labels"):
+        draw = Clock(Simulator(algorithm, where), where, Profiles("phone"), choice=Choice(by)).choosing(12, 4)
+        taken = Counter(client for number in range(240) for client in draw(At(0, number, 0)).tolist())
+        assert 55 <= min(taken[k] for k in range(12)) <= max(taken.values()) <= 105, "80 each on average"
+
+
+def test_the_fastest_are_those_who_answer_first(tmp_path: Path) -> None:
+    """With latency, several epochs and several models per client, as the clock has them."""
+    algorithm = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), epochs=3, batch_size=5), classes=3)
+    lists = [range(60), range(0, 15, 3), range(5, 12), range(30), range(30, 34), range(40, 55)]
+    where = fedge.Federation(toy_data(60), lists)
+    latency, flops = (0.0, 3.0, 0.0, 0.1, 2.0, 0.3), (1e6, 1e8, 3e5, 1e7, 1e6, 2e5)
+    rows = [(flops[k], 1e6, 2e4, 1, 1, 1, 1e9, latency[k]) for k in range(6)]
+    fleet = Table(device_file(tmp_path / "six.csv", rows), 6)
+    whole = fedge.train(algorithm, where, rounds=1, link=Clock(Simulator(algorithm, where), where, fleet))
+    seconds = {row[0]: sum(row[1:5]) for row in whole.history[0]["timeline"][0]["clients"]}
+    for size in range(1, 6):
+        draw = Clock(Simulator(algorithm, where), where, fleet, choice=Choice("speed", 6)).choosing(6, size)
+        assert set(draw(At(0, 1, 0)).tolist()) == set(sorted(seconds, key=lambda k: seconds[k])[:size])
 
 
 def test_accuracy_by_kind_of_device() -> None:

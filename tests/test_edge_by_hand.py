@@ -168,23 +168,53 @@ def test_partial_work_of_binary_models_takes_its_share_of_all_of_them() -> None:
     assert len(set(limits.values())) > 1
 
 
-def test_partial_work_is_over_its_time_by_less_than_a_batch() -> None:
-    """Steps count as equally long; where the last batch of an epoch is smaller, the first ones take more."""
-    data, sizes = toy_data(examples=90), (11, 13, 19, 21, 26)
+@pytest.mark.parametrize("share", [0.04, 0.1, 0.3, 0.45, 0.5, 0.7, 0.97, 1.0])
+def test_partial_work_does_as_many_steps_as_a_plain_count(share: float) -> None:
+    """Batch by batch, where the last of an epoch is smaller: the next step would be over the time, none of these is."""
+    data, sizes = toy_data(examples=90), (5, 13, 24, 21, 27)  # of share 0.04 one client alone can do a step
     where = fedge.Federation(data, np.split(np.arange(90), np.cumsum(sizes)[:-1]))
-    algorithm = fedavg(epochs=5, batch_size=10)
-    fleet = Profiles("microcontroller", "wifi")
+    algorithm, flops = fedavg(epochs=5, batch_size=10), PROFILES["microcontroller"].flops
+    limits = dict[int, tuple[int, ...]]()
+
+    class Seen(Clock):
+        def _carry(self, at, asks, phase, end):
+            limits.update(asks[0].limits or {})
+            return super()._carry(at, asks, phase, end)
 
     def rows(policy: PartialWork | None = None) -> list[list[float]]:
-        link = Clock(Simulator(algorithm, where), where, fleet, policy)
+        link = Seen(Simulator(algorithm, where), where, Profiles("microcontroller", "wifi"), policy)
         return fedge.train(algorithm, where, rounds=1, seed=3, link=link).history[0]["timeline"][0]["clients"]
 
     *_, (_, latency, down, longest, up, _) = rows()
-    over = list[float]()
-    for share in (0.3, 0.45, 0.5, 0.7):
-        seconds = latency + down + share * longest + up
-        over += [sum(row[1:5]) - seconds for row in rows(PartialWork(seconds))]
-    assert 0 < max(over) < 10 * 210 / PROFILES["microcontroller"].flops
+    room = share * longest * (1 + 1e-12)
+    cut = rows(PartialWork(latency + down + share * longest + up))
+    for client, _, _, computing, *_ in cut:
+        batches = [min(10, sizes[client] - first) for first in range(0, sizes[client], 10)] * 5
+        steps = max(1, sum(spent <= room for spent in np.cumsum(batches) * 210 / flops))
+        assert limits.get(client, (len(batches),)) == (steps,)
+        assert computing == pytest.approx(sum(batches[:steps]) * 210 / flops)
+
+
+def test_partial_work_of_several_tasks_takes_the_same_share_of_each() -> None:
+    """What a task does once counts too: of each, as many steps as fit into its share, one after another."""
+    where, algorithm = federation(), algorithms()["lbfgs"]
+    load, clients = Workload(algorithm, where), np.arange(7)
+    ask = first_ask(algorithm, load)
+    work = load.of(ask, clients)
+    costs, n = load._costs[load._kind(ask)], load.sizes(clients)
+    costs[:] = [cost._replace(once=cost.once + 777.0, step=cost.step + 50.0) for cost in costs]
+    assert len(work.steps) == 2
+    for share in (0.01, 0.37, 0.5, 0.83, 1.0):
+        found, spent = load.fitting(ask, clients, work.steps, np.full(7, share))
+        told = np.zeros(7)
+        for at, (name, cost) in enumerate(zip(ask.tasks, costs, strict=True)):
+            for k in range(7):
+                size = min(load.tasks[name].batch_size or n[k], n[k])
+                batches = [min(size, n[k] - first) for first in range(0, n[k], size)] * 99
+                flops = cost.once + np.cumsum([cost.step + cost.example * b for b in batches[: work.steps[at, k]]])
+                assert found[at, k] == max(1, (flops <= share * flops[-1] * (1 + 1e-12)).sum())
+                told[k] += flops[found[at, k] - 1]
+        assert spent.tolist() == pytest.approx(told.tolist())
 
 
 def test_what_a_client_makes_in_several_tasks_is_in_its_memory_together() -> None:

@@ -206,6 +206,19 @@ def test_the_command_writes_a_file_of_devices(tmp_path: Path) -> None:
     assert "holds no config.toml" in nowhere.output
 
 
+def test_an_asynchronous_run_on_a_fleet_has_no_phases_and_is_told_so(tmp_path: Path) -> None:
+    (outcome,) = compare(parse(tomllib.loads(TOML)), tmp_path / "runs")
+    rounds = outcome.folder / "rounds.jsonl"
+    lines = [json.loads(line) | {"answers": [[0, 3, {"0": 0}, 1.5]]} for line in rounds.read_text().splitlines()]
+    rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = CliRunner().invoke(app, ["edge", "fit", str(outcome.folder)])
+    said = " ".join(found.output.replace("│", " ").split())
+    assert found.exit_code != 0
+    assert "was asynchronous" in said
+    assert "fit a run of the inner algorithm on the same fleet" in said
+    assert "must come from a real fleet" not in said
+
+
 def test_clients_that_nobody_saw_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {at: {k: done for k, done in work.items() if k != 1} for at, work in FLOPS.items()}
     seen = {at: work for at, work in seen.items() if work}

@@ -21,7 +21,7 @@ from fedge.edge.wireless import DOWN, PLACE, SHADOW, UP
 from fedge.engine import Simulator
 from fedge.engine.clients.batches import client_key, one_client
 from fedge.handle import Handle, parameters
-from fedge.keys import AVAILABLE, COHORT, DEVICE, FADING, LEAVING, choose, fold
+from fedge.keys import AVAILABLE, COHORT, DEVICE, FADING, LEAVING, TIES, choose, fold
 from tests.cases import close, ragged, toy_data, toy_model
 from tests.test_edge import plain_rarest
 
@@ -108,8 +108,11 @@ class Plain:
         key, d, choice = fold(SEED, COHORT, r, 0), self.devices, self.case.choice
         many = COHORT_SIZE if choice is None else min(7, choice.among * COHORT_SIZE)
         found = choose(key, 7, many).tolist()
+        lot = uniform(fold(SEED, TIES, r, 0), np.arange(7))
+        found.sort(key=lambda k: lot[k])  # of equals the first
         if choice is not None and choice.by == "speed":
-            cost = [8 * SIZE / d.down[k] + self.n(k) * FLOPS / d.flops[k] + 8 * SIZE / d.up[k] for k in range(7)]
+            bits, work = 8 * SIZE, [3 * self.n(k) * FLOPS / d.flops[k] for k in range(7)]
+            cost = [d.latency[k] + bits / d.down[k] + work[k] + bits / d.up[k] for k in range(7)]
             found = sorted(found, key=lambda k: cost[k])[:COHORT_SIZE]
         if choice is not None and choice.by == "labels":
             held = [set(self.where.data.train_y[self.where.examples(k)].tolist()) for k in range(7)]
@@ -128,8 +131,8 @@ class Plain:
         work = [FLOPS * (s // epoch * self.n(k) + min(s % epoch * 4, self.n(k))) / d.flops[k] for s in range(full + 1)]
         steps = full
         if isinstance(self.case.policy, PartialWork):
-            share = (self.case.policy.seconds - before - down - up) / work[full]
-            steps = max(1, min(full, math.floor(full * share + 1e-9)))
+            room = self.case.policy.seconds - before - down - up
+            steps = max(1, sum(spent <= room for spent in work[1:]))
         taken = before + down + float(work[steps]) + up
         out = math.inf
         if self.case.stay < math.inf:

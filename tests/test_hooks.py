@@ -15,6 +15,7 @@ import fedge
 from fedge.cli.app import app
 from fedge.experiment import ExperimentError, build, compare, parse
 from fedge.experiment.sweeps import read_sweep
+from fedge.report.errors import ReportError
 from fedge.report.trackers import TRACKERS, Tracker, open_tracker, scalars
 from fedge.runs.experiments import is_finished
 from fedge.sweep import Entry
@@ -385,3 +386,13 @@ def test_an_engine_that_cannot_be_is_said_in_one_line(setting: str, told: str, t
     words = ["--out", str(tmp_path / "a"), "--set", "train.device=cpu", "--set", f"train.{setting}", "--no-report"]
     found = CliRunner().invoke(app, ["run", *words])
     assert (found.exit_code, told in found.stderr, found.stderr.count("\n")) == (2, True, 1), found.stderr
+
+
+def test_tensorboard_does_not_go_where_a_link_in_the_folder_leads(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "mine")
+    with pytest.raises(ReportError, match="nothing is written through one"):
+        open_tracker("tensorboard", tmp_path / "run", "a")
+    assert not list((tmp_path / "mine").iterdir())

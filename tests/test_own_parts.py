@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -342,6 +343,68 @@ def test_a_sweep_goes_on_with_the_copy_in_several_processes(file: Path, tmp_path
     done = fedge_command(*words, "--run-code", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [row["state"] for row in fedge.results(tmp_path / "out")] == ["done"] * 3
+
+
+OTHER = """
+import os
+import numpy as np
+import fedge
+
+def load():
+    text = np.loadtxt(os.environ.get("OTHER") if os.environ.get("RANK") == "1" else "data.csv")
+    return fedge.data.from_arrays(text[20:, :4], text[20:, 4].astype(int), text[:20, :4], text[:20, 4].astype(int))
+"""
+
+
+def written(place: Path, change: float = 0.0, row: int = 30) -> None:
+    rng = np.random.default_rng(0)
+    text = np.column_stack([rng.standard_normal((60, 4)), np.arange(60) % 2])
+    text[row, 1] += change
+    np.savetxt(place, text)
+
+
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An experiment whose data are a file that may change."""
+    (tmp_path / "other.py").write_text(OTHER)
+    net = FILE.replace("mine.py:load", "other.py:load").replace("mine.py:Net", "mlp").replace("mine.py:Half", "fedavg")
+    (tmp_path / "exp.toml").write_text(net)
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "data.csv")
+    return tmp_path / "exp.toml"
+
+
+@pytest.mark.parametrize("row", [30, 3])  # of the training and of the test set
+def test_a_run_does_not_go_on_with_other_data(reading: Path, tmp_path: Path, row: int) -> None:
+    compare(load(reading), tmp_path / "out")
+    written(tmp_path / "data.csv", 0.01, row)
+    with pytest.raises(RunFolderError, match="its clients held other examples than these, or its test set"):
+        compare(load(reading, ["train.rounds=5"]), tmp_path / "out", resume=True)
+    written(tmp_path / "data.csv", 1e-7, row)  # as by another machine
+    (one,) = compare(load(reading, ["train.rounds=5"]), tmp_path / "out", resume=True)
+    assert one.run is not None
+    assert one.run.rounds == 5
+
+
+def test_attacks_on_other_data_are_computed_anew(reading: Path, tmp_path: Path) -> None:
+    words = ["attack", "exp.toml", "--kind", "sign_flip", "--share", "0.25", "--defence", "mean", "--out", "out"]
+    counts = []
+    for change in (0.0, 0.0, 0.01):
+        written(tmp_path / "data.csv", change)
+        assert CliRunner().invoke(app, words).exit_code == 0
+        counts.append(len((tmp_path / "out" / "attacks.jsonl").read_text().splitlines()))
+    assert counts == [2, 2, 4]
+
+
+def test_ranks_with_other_data_are_refused(reading: Path, tmp_path: Path) -> None:
+    written(tmp_path / "other.csv", 0.01)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "OTHER": "other.csv"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "fedge"]
+    words = ["run", "exp.toml", "--out", "two", "--no-report"]
+    done = subprocess.run([*command, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "Error: rank 1 has other examples than rank 0: give every process the same data" in done.stderr
+    assert not (tmp_path / "two" / "fedavg").exists()
 
 
 def test_only_a_folder_has_copies_to_run(file: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_first_screen_tells_equal_rounds_from_equal_bytes(measured: tuple[ru
         assert pair.ahead == pytest.approx(2.0)
         at = 0.9 * (98 / 180 if data == "Fashion-MNIST" else 1.0)  # 100 rounds; the mean of the last five
         assert pair.ahead_at_bytes == pytest.approx(100 * at - 88)
-    short, rounds, same_bytes, *_ = answer.bullets(*measured)
+    short, _, rounds, same_bytes, *_ = answer.bullets(*measured)
     assert "in 6 of 6 cells" in rounds
     assert "in 6 of 6" in short
     assert "in 3 of 6" in short

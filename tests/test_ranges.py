@@ -52,6 +52,11 @@ def only(name: str, value: float) -> Callable[[str, Tensor, int], Tensor]:
     return lambda leaf, old, _: torch.full_like(old, value) if leaf == name else old
 
 
+def flipped(first: Tensor) -> Tensor:
+    """Means of features and labels with another sign, but for the shares of the labels."""
+    return torch.cat([-first[:-1], first[-1:]]) if first.dim() > 1 else first
+
+
 CASES = {
     "nobody was seen": ("scaffold_counted", "presence", only("new", -6.0)),
     "all are forgotten later": (
@@ -75,6 +80,12 @@ CASES = {
     "a longer path than its examples make": ("fedcm", "length", only("sum", 9.0)),
     "moments beyond one": ("calibrated_fedavg", "moments", only("second", -1.5)),
     "means of squares below zero": ("calibrated_fedavg", "moments", only("second", -0.5)),
+    "labels that follow from no features": ("calibrated_fedavg", "moments", lambda _, leaf, t: flipped(leaf)),
+    "labels that are fewer than none": (
+        "calibrated_fedavg",
+        "moments",
+        lambda _, leaf, t: -leaf if leaf.dim() > 1 else leaf,
+    ),
 }
 
 
@@ -139,7 +150,20 @@ def test_who_says_that_it_weighs_less_than_its_examples_does_not_slow_the_contro
     run = trained(algorithm, "presence", only("inverse", 1.0))
     dropped = [drop for record in run.history for drop in record["dropped"]]
     assert [drop["client"] for drop in dropped] == [LIAR] * 4
-    assert all("'presence/inverse' has 1, it must be from 0.0625 to 0.25" in drop["reason"] for drop in dropped)
+    assert all("'presence/inverse' has 1, it must be from 0.119048 to 0.13125" in drop["reason"] for drop in dropped)
+
+
+def test_a_short_path_does_not_make_the_direction_grow() -> None:
+    """One number of one device of ten: the direction grew by 5 % in every round, with `BoundedMean` too."""
+    data = fedge.data.load("digits")
+    federation = fedge.Federation(data, fedge.partition.iid(data.train_y, clients=10, seed=0))
+    algorithm = fedge.Robust(
+        fedge.FedCM(fedge.models.mlp(64, (32,), 10, seed=0), epochs=1, alpha=0.05), fedge.BoundedMean()
+    )
+    run = trained(algorithm, "length", lambda _, leaf, t: leaf * 0.3, federation, rounds=2)
+    dropped = [drop for record in run.history for drop in record["dropped"]]
+    assert [drop["client"] for drop in dropped] == [LIAR] * 2
+    assert all("'length/sum' has " in drop["reason"] for drop in dropped)
 
 
 @pytest.mark.parametrize(

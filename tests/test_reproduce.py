@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -126,6 +127,47 @@ def test_the_command_makes_table_figure_and_lines(tiny: Path, tmp_path: Path) ->
     assert (code, text.count("done  "), text.count("to do"), numbers(text.splitlines()[-1])) == (0, 4, 0, [4, 4])
     code, text = invoke("noniid", *options)
     assert text.count("(was done)") == 4
+
+
+SHORT = ("--method", "FedAvg", "--seeds", "1", "--rounds", "1", "--device", "cpu")
+
+
+def test_what_is_written_takes_the_place_of_links_that_somebody_else_left(tiny: Path, tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.write_text("precious")
+    out.mkdir()
+    for name in ("noniid-fmnist.md", "noniid-fmnist.png"):
+        (out / name).symlink_to(mine)
+    assert invoke("noniid", *SHORT, "--out", str(out))[0] == 0
+    assert mine.read_text() == "precious"
+    assert not any(path.is_symlink() for path in out.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "message"),
+    [
+        ("results.jsonl", "link", "nothing is written through one"),
+        ("results.jsonl", "pipe", "it is no file but a pipe"),
+        ("runs", "folder", "nothing is written through one"),
+        ("results.jsonl", "5", "line 1, is not a JSON object"),
+        ("results.jsonl", "[" * 100_000, "line 1, is not a JSON object"),
+    ],
+)
+def test_a_folder_from_somebody_else_is_refused_in_one_line(
+    tiny: Path, tmp_path: Path, name: str, what: str, message: str
+) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    out.mkdir()
+    if what == "pipe":
+        os.mkfifo(out / name)
+    elif what in ("link", "folder"):
+        (out / name).symlink_to(mine)
+        mine.mkdir() if what == "folder" else mine.touch()
+    else:
+        (out / name).write_text(what + "\n")
+    code, said = invoke("noniid", *SHORT, "--out", str(out))
+    assert (code, message in said) == (2, True), said
+    assert not (list(mine.iterdir()) if what == "folder" else what == "link" and mine.read_text())
 
 
 def test_time_that_is_up_has_its_own_code(tiny: Path, tmp_path: Path) -> None:

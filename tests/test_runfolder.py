@@ -31,6 +31,7 @@ from fedge.experiment import ExperimentError, compare, parse
 from fedge.experiment.planning import load_sweep
 from fedge.runs import atomic, checkpoint, experiments
 from fedge.runs.differences import first_difference
+from fedge.runs.examples import are_same, fingerprint
 from fedge.runs.folder import RunFolder, RunFolderError
 from fedge.sweep.kept import kept_runs
 from fedge.sweep.whole import run_sweep
@@ -732,6 +733,37 @@ def test_checksums_of_other_files_are_damage(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a/checkpoint.pt", content | {"lines": {"x": torch.zeros(1, dtype=torch.int32)}})
     with pytest.raises(RunFolderError, match="no checksums of lines: it is damaged"):
         go(tmp_path / "a", resume=True)
+
+
+def test_a_run_from_before_its_examples_were_looked_at_goes_on(tmp_path: Path) -> None:
+    whole = go(tmp_path / "whole")
+    go(tmp_path / "a", rounds=3)
+    content = checkpoint.load(tmp_path / "a/checkpoint.pt")
+    del content["examples"]
+    checkpoint.save(tmp_path / "a/checkpoint.pt", content)
+    close(whole.params, go(tmp_path / "a", resume=True).params)
+    assert checkpoint.load(tmp_path / "a/checkpoint.pt")["examples"].shape == (6, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_a_fingerprint_tells_examples_apart_but_for_rounding(dtype: torch.dtype) -> None:
+    x = torch.randn(5000, 3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    labels = torch.arange(5000) % 4
+
+    def of(x: torch.Tensor, y: torch.Tensor = labels, test: torch.Tensor = x[:9], first: int = 0) -> torch.Tensor:
+        data = fedge.data.Data(x, y, test, y[:9], 4)
+        return fingerprint(fedge.Federation(data, [range(first, 2000), range(2000, 5000)]))
+
+    one, turned, swapped = x.clone(), labels.clone(), x.clone()
+    one[4321, 2, 1] += 0.5
+    turned[17] = 3
+    swapped[[5, 4200]] = x[[4200, 5]]
+    assert are_same(of(x), of(x.clone()))
+    assert are_same(of(x), of(x * (1 + 1e-7)))
+    for other in (of(one), of(swapped), of(2 * x), of(x, turned), of(x, test=x[1:10]), of(x, first=1)):
+        assert not are_same(of(x), other)
+    huge = x.double() * 1e200
+    assert are_same(of(huge, test=huge[:9]), of(huge, test=huge[:9]))
 
 
 # -- a folder from somebody else: links in it lead to the user's own files

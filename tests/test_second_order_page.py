@@ -10,10 +10,13 @@ from statistics import mean, median
 from typing import Any
 
 import pytest
+import torch
 
+import fedge
 from benchmarks.readme import README
 from benchmarks.rounds import aims, grid, page, store, tables
-from benchmarks.rounds.findings import Findings
+from benchmarks.rounds.findings import ARITHMETIC, Findings
+from fedge.edge import Clock, Profiles
 
 ROOT = Path(__file__).parent.parent
 Line = dict[str, Any]
@@ -165,3 +168,22 @@ def test_rows_without_runs_are_one_line(tmp_path: Path) -> None:
     told = page.text(Findings(grid.read(), store.Store(tmp_path, tmp_path)))
     assert told.startswith("Not run yet: ")
     assert told.count("\n") == 0
+
+
+def test_what_local_spectral_steps_cost_on_phones() -> None:
+    """Counted on the clock with a client of two steps; all else of a round follows from it."""
+    x, y = torch.rand(30, 1, 28, 28), torch.arange(30) % 10
+    federation, seconds = fedge.Federation(fedge.data.Data(x, y, x, y, 10), [range(30)]), {}
+    for name, setting in {"plain": {}, "spectral": {"optimiser": "spectral", "carry_momentum": True}}.items():
+        algorithm = fedge.FedAvg(fedge.models.fmnist_cnn(seed=0), epochs=1, batch_size=15, **setting)
+        link = Clock(fedge.Engine("cpu").link(algorithm, federation), federation, Profiles("phone"))
+        run = fedge.train(algorithm, federation, rounds=1, seed=0, link=link)
+        _, latency, down, work, up, _ = run.history[0]["timeline"][0]["clients"][0]
+        seconds[name] = (work, latency + down + 100 * work + up)  # of two steps; of a round of two hundred
+    assert round(seconds["spectral"][0] / seconds["plain"][0]) == ARITHMETIC
+    text = " ".join(page.PAGE.read_text().split())
+    plain, spectral = seconds["plain"][1], seconds["spectral"][1]
+    assert f"takes {plain:.0f} s with FedAvg and {spectral:.0f} s with *Spectral carried*" in text
+    assert f"31 rounds take {round(31 * plain, -1):.0f} s and 8 rounds {round(8 * spectral, -1):,.0f} s" in text
+    assert f"server step's 13 take {round(13 * plain, -1):.0f} s" in text
+    assert f"{ARITHMETIC} times the arithmetic per round" in text

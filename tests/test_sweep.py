@@ -119,7 +119,7 @@ def test_a_torn_last_line_is_cut_off_and_a_damaged_one_is_named(tmp_path: Path) 
     store.add({"key": "c"})
     assert [line["key"] for line in Store(path).lines] == ["a", "c"]
     path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
-    with pytest.raises(ExperimentError, match=r"x\.jsonl, line 2, is not JSON"):
+    with pytest.raises(ExperimentError, match=r"x\.jsonl, line 2, is not a JSON object"):
         Store(path)
 
 

@@ -351,6 +351,11 @@ def test_the_command(experiment: Path) -> None:
         (["e/fedova", "model.onx"], "ends in '.onx' (did you mean '.onnx'?): choose one of"),
         (["e", "model.pt"], "it holds the runs"),
         (["none", "model.pt"], "there is no run in none"),
+        (
+            ["e/fedova", "e/fedova/checkpoint.pt"],
+            "is a file of the run itself, which would be lost: choose another name",
+        ),
+        (["e/fedova", "e/fedova/best.pt"], "is a file of the run itself, which would be lost: choose another name"),
         (["e/fedova", "model.pt", "--client", "3"], "FedAvg has one model for all clients"),
     ],
 )

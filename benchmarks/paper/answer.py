@@ -53,7 +53,7 @@ def bullets(runs: Runs, store: Store) -> list[str]:
     if not found:
         return ["Nothing was run yet."]
     costs = [_same_rounds(found), _same_bytes(found), _cost(found)]
-    return [in_short(found), *costs, *_many(runs, store), *_optimiser(runs, store), _better(runs, store)]
+    return [in_short(found), _better(runs, store), *costs, *_many(runs, store), *_optimiser(runs, store)]
 
 
 def in_short(found: dict[str, list[Pair]]) -> str:
@@ -65,7 +65,8 @@ def in_short(found: dict[str, list[Pair]]) -> str:
     single = f", {len(every) - len(several)} have one seed" if len(several) < len(every) else ""
     return (
         f"**In short**: where rounds are scarce, FedOVA helps in {rounds} of {len(every)} cells ({clear} of them "
-        f"beyond the spread of the seeds{single}); where bytes are scarce, in {moved} of {len(every)}."
+        f"beyond the spread of the seeds{single}); where bytes are scarce, in {moved} of {len(every)}. A cell is a "
+        "data set and l, how many of ten labels every client holds."
     )
 
 

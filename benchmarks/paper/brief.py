@@ -21,8 +21,8 @@ def text(runs: Runs, store: Store) -> str:
     found = pairs(runs, store)
     if not found:
         return "- Nothing was run yet."
-    lines = [in_short(found), _same_rounds(found), _same_bytes(found), COST, *_many(runs, store)]
-    lines += [*_optimiser(runs, store), " ".join([BETTER, *worse(runs, store)])]
+    lines = [in_short(found), " ".join([BETTER, *worse(runs, store)]), _same_rounds(found), _same_bytes(found), COST]
+    lines += [*_many(runs, store), *_optimiser(runs, store)]
     return "\n".join(fill(f"- {line}", 120, subsequent_indent="  ") for line in lines)
 
 

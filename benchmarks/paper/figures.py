@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedge.experiment.comparison import write_file
 from fedge.sweep.entries import Entry, step_of
 from fedge.sweep.store import Store
 
@@ -43,8 +45,9 @@ def draw(entries: Sequence[Entry], store: Store, path: Path) -> Path | None:
     data = dict.fromkeys(paper()["datasets"][entry.dataset] for entry in entries)
     what = f"{paper()['titles'][entries[0].experiment]}{f', {next(iter(data))}' if len(data) == 1 else ''}"
     figure.suptitle(fill(what + dotted, int(CHARACTERS * figure.get_figwidth())), fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix.removeprefix("."), dpi=120, metadata={"Software": None})
+    write_file(path, image.getvalue())
     return path
 
 

@@ -77,7 +77,7 @@ class Calibrated(Wrapper[State]):
             like = next(iter(sent["params"].values()))
             return {"second": like.new_zeros((q + 1) * (q + 2) // 2), "first": like.new_zeros(q + 1, q)}
 
-        about: dict[str, Any] = {"ranges": (Range(PART, -1.0, 1.0),), "contradiction": _negative}
+        about: dict[str, Any] = {"ranges": (Range(PART, -1.0, 1.0),), "contradiction": _contradiction}
         return {**self.inner.tasks(model), TASK: average(PART, total, nothing, **about)}
 
     def _at(self, model: Model, params: Params, x: Tensor) -> Tensor:
@@ -180,16 +180,21 @@ def matrix_of(moments: Params) -> Tensor:
     return matrix
 
 
-def _negative(upload: Payload) -> str | None:
-    """No mean of phi phi^T has an eigenvalue below 0, but for rounding."""
-    second, matrix = upload[PART]["second"], matrix_of(upload[PART])
-    if not bool(torch.isfinite(matrix).all()):
+def _contradiction(upload: Payload) -> str | None:
+    """No mean of z z^T, z = (phi, onehot(y)), has an eigenvalue below 0, but for rounding: nor has that of phi alone.
+
+    Where honest scores hardly vary A is next to 0, and the layer takes B there nearly over the ridge: it has to fit A.
+    """
+    moments = upload[PART]
+    first, matrix = moments["first"].double(), matrix_of(moments)
+    whole = torch.cat([torch.cat([matrix, first], 1), torch.cat([first.mT, first[-1].diag()], 1)])
+    if not bool(torch.isfinite(whole).all()):
         return None  # which is said elsewhere
-    least = float(torch.linalg.eigvalsh(matrix)[0])
-    rounding = 100 * len(matrix) * torch.finfo(second.dtype).eps
+    least = float(torch.linalg.eigvalsh(whole)[0])
+    rounding = 100 * len(whole) * torch.finfo(moments["second"].dtype).eps
     if least >= -rounding:
         return None
-    return f"'{PART}/second' has the eigenvalue {least:g}, a mean of squares has none below 0"
+    return f"'{PART}/second' and '{PART}/first' have the eigenvalue {least:g}, a mean of squares has none below 0"
 
 
 def solved(moments: Params, ridge: float) -> Tensor:

@@ -80,15 +80,19 @@ class FedCM(Algorithm[State]):
 
         tasks = self._local().tasks("train", model, upload, hold=shares, bend=mixed)
         # TINY is the least that numbers of single precision can be divided by.
-        return ranged(tasks, Range("length", TINY, math.inf, most=self._longest, least=self._first_step))
+        return ranged(tasks, Range("length", TINY, math.inf, most=self._longest, least=self._shortest))
 
     def _longest(self, examples: Tensor) -> Tensor:
         return self.lr * self._local().longest(examples)
 
-    def _first_step(self, sent: Payload, examples: Tensor) -> Tensor:
-        """How long a client's first step is: in the end the round's factor falls below any fixed limit."""
+    def _shortest(self, sent: Payload, examples: Tensor) -> Tensor:
+        """How long a client's whole path is at least: steps shrink evenly within a round, to `inner_decay`.
+
+        A mean length that is too short by more than a share alpha makes the direction grow from round to round.
+        """
         factor = schedule.factor(sent)
-        return self.lr * (torch.ones(()) if factor is None else factor)
+        path = self._longest(examples) * (1 + self.inner_decay) / 2
+        return path if factor is None else path * factor
 
     def _local(self) -> LocalTraining:
         rule = SGD(weight_decay=self.weight_decay)

@@ -23,9 +23,11 @@ from fedge.engine import TooFewReplies
 from fedge.experiment import Experiment, ExperimentError, Setup
 from fedge.experiment.training import basics_of, engine_of
 from fedge.experiment.values import Mismatch, complain, convert, made
+from fedge.federation import Federation
 from fedge.loop import train
 from fedge.runs import atomic
 from fedge.runs.differences import does_nothing
+from fedge.runs.examples import checksum
 from fedge.runs.folder import RunFolder
 from fedge.runs.lines import parse
 from fedge.runs.run import Record
@@ -85,6 +87,12 @@ def cases(
             defended(None, defence)
             yield Case(label, NONE, 0.0, defence, seed, config)
             yield from (Case(label, kind, share, defence, seed, config) for share in shares for kind in kinds)
+
+
+def on_data(wanted: Sequence[Case], federation: Federation) -> list[Case]:
+    """The same with a checksum of the data too: what a file of the user's loads may change, and the file does not."""
+    known = checksum(federation)
+    return [replace(case, config=hashlib.sha256(f"{case.config} {known}".encode()).hexdigest()[:12]) for case in wanted]
 
 
 def _without(table: dict[str, Any]) -> dict[str, Any]:
@@ -189,6 +197,8 @@ def study(wanted: Iterable[Case], setup: Setup, file: Path | None, tell: Callabl
 
 
 def _studied(wanted: Sequence[Case], setup: Setup, file: Path | None, tell: Callable[[Line], None]) -> list[Line]:
+    if file is not None:
+        _append(file, "")  # what cannot be written is said before any run
     known = {} if file is None else read(file)
     if file is not None:
         _mend(file)
@@ -197,17 +207,19 @@ def _studied(wanted: Sequence[Case], setup: Setup, file: Path | None, tell: Call
         line = known.get(case)
         if line is None:
             line = run(case, setup)
-            _keep(line, file)
+            if file is not None:
+                _append(file, json.dumps(line) + "\n")
         tell(line)
         found.append(line)
     return found
 
 
-def _keep(line: Line, file: Path | None) -> None:
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+def _append(file: Path, text: str) -> None:
+    try:
+        with open(file, "a", opener=atomic.in_place) as out:
+            out.write(text)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {file}: {error.strerror or error}; choose another --out") from error
 
 
 def _mend(file: Path) -> None:

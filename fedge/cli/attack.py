@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedge.attacks import KINDS
-from fedge.attacks.study import MEAN, NONE, RECOMMENDED, Line, cases, study
+from fedge.attacks.study import MEAN, NONE, RECOMMENDED, Line, cases, on_data, study
 from fedge.cli.errors import one_line
 from fedge.cli.text import percent, say, to_json
 from fedge.experiment import build, load
@@ -39,6 +39,7 @@ def attack(
         defences = defence or [MEAN, RECOMMENDED]
         wanted = list(cases(planned, kind or list(KINDS), shares, defences))
         setup = build(planned)
+        wanted = on_data(wanted, setup.federation) if planned.code else wanted
         say(console, f"{len(wanted)} runs of {planned.name}, {setup.train['rounds']} rounds each")
         place = None if out is None else out / RESULTS
         found = study(wanted, setup, place, lambda line: say(console, _text(line)))

@@ -110,6 +110,11 @@ def fit_run(folder: Path, run_code: bool = False) -> Fitted:
         raise ExperimentError(f"{folder} holds no config.toml: name the folder of one run, such as runs/fleet/fedavg")
     lines = records(folder)
     phases = read(lines, len(lines))
+    if not phases and any("answers" in line for line in lines):
+        raise ExperimentError(
+            f"{folder} was asynchronous: its answers have no phases, by which devices are fitted; "
+            "fit a run of the inner algorithm on the same fleet"
+        )
     if not phases:
         raise ExperimentError(f"{folder} has no times of nodes: it must come from a real fleet (fedge deploy)")
     if not run_code and (code := own_files(folder / "config.toml")):

@@ -23,6 +23,7 @@ from fedge.data.catalogue import SHORT
 from fedge.engine.runtime import check_precision
 from fedge.engine.simulator import check_compile
 from fedge.experiment import ExperimentError
+from fedge.experiment.comparison import write_file
 from fedge.sweep import Choices, Entry, Runner, Stopped, Study, entries, tune
 from fedge.sweep.files import TUNE, check
 from fedge.sweep.halving import SEED, TRIALS, is_tuned
@@ -228,7 +229,7 @@ class _Work:
         """The table and the claims to a file, with what they were measured with."""
         store = self.runner.store
         page, text = self.runner.out / f"{name}-{dataset}.md", self.study.page(wanted, store)
-        page.write_text(f"{text}\n\n{self.study.details(wanted, store)}\n", "utf-8")
+        write_file(page, f"{text}\n\n{self.study.details(wanted, store)}\n".encode())
         return page, text
 
     def _show(self, name: str, dataset: str, wanted: list[Entry]) -> None:

@@ -122,12 +122,14 @@ def _cells(row: Row, measured: Sequence[Callable[[Row], str]], goal: bool, wire:
     return [*cells, f"{row['seconds']:.1f}"]
 
 
-def note(found: Sequence[Row]) -> str:
-    """What "final" is, said under the table."""
+def note(found: Sequence[Row], target: float | None = None) -> str:
+    """What "final" is, and whence a target that nobody set, said under the table."""
     over = sorted({row["final_rounds"] for row in found if not row["failed"]})
-    if not over or over == [1]:
-        return "final: the last round" if over else ""
-    return f"final: mean of the last {' or '.join(map(str, over))} rounds"
+    if not over:
+        return ""
+    final = "the last round" if over == [1] else f"mean of the last {' or '.join(map(str, over))} rounds"
+    whence = f"; {100 * target:.3g}%: 90 % of the best accuracy, because no target is set" if target else ""
+    return f"final: {final}{whence}"
 
 
 def failures(found: Sequence[Row]) -> Iterator[str]:

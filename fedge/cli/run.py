@@ -160,21 +160,22 @@ def finish(job: Plan, outcomes: Sequence[Outcome], console: Console, report: boo
     found, goal = rows(outcomes, job.experiment.target)
     console.print()
     print_table(console, found, goal, job.folder)
-    console.print(f"{note(found)}\n")
+    chosen = job.experiment.target if goal == job.experiment.target else None
+    console.print(f"{note(found, goal if chosen is None else None)}\n")
     for line in failures(found):
         fail(line, FAILED)
-    written = _report(with_rounds(outcomes), job.folder, goal, console) if report else {}
+    written = _report(with_rounds(outcomes), job.folder, chosen, console) if report else {}
     if tensorboard:
         say(console, f"TensorBoard  tensorboard --logdir {shlex.quote(str(job.folder))}")
     return {"name": job.experiment.name, "folder": str(job.folder), "target": goal, **written, "runs": found}
 
 
-def _report(runs: Sequence[Path], folder: Path, goal: float | None, console: Console) -> dict[str, str]:
+def _report(runs: Sequence[Path], folder: Path, target: float | None, console: Console) -> dict[str, str]:
     if not runs:
         say(console, "No report was written: no algorithm has a round")
         return {}
     try:
-        page = write_report(runs, folder, goal)
+        page = write_report(runs, folder, target)
         picture = headline(runs, folder / f"{'loss' if has_no_accuracy(read_all(runs)) else 'accuracy'}.png")
     except MissingExtra as error:
         say(console, f"No report was written: {error}")

@@ -119,7 +119,8 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
         row[marked] = _marked(row[marked], group)
     console.print()
     show_table(console, head, cells, metrics, f"in the report and in fedge.results({str(folder)!r})")
-    if final := note([run.summary | {"failed": "final_rounds" not in run.summary} for run in read]):
+    whole = [run.summary | {"failed": "final_rounds" not in run.summary} for run in read]
+    if final := note(whole, goal if target is None else None):
         say(console, f"{final}{'; best: the best round' if any(title.startswith('best') for title in head) else ''}")
     if goal is not None and not any(title.startswith("rounds\n") for title in head):
         say(console, f"no run reached {100 * goal:.3g} %, the target")

@@ -22,7 +22,7 @@ from fedge.checks import positive
 from fedge.core import Ask, At, Drop, Examples, Progress, Share
 from fedge.edge.cohorts import Choice, by_choice
 from fedge.edge.devices import EVERYBODY, Devices, Drawn, Fleet
-from fedge.edge.draws import Array, exponential, uniform
+from fedge.edge.draws import Array, exponential, lots, uniform
 from fedge.edge.events import Events
 from fedge.edge.fairness import by_kind
 from fedge.edge.phase import End, Phase, timeline
@@ -135,9 +135,9 @@ class Clock(Around):
         budget = self.policy.budget(phase.seconds, phase.compute)
         if budget is None:
             return
-        total, least = sum(work.flops for work in works), np.zeros(len(phase.clients))
-        for ask, work in zip(asks, works, strict=True):
-            least += self.load.limited(ask, phase.clients, np.ones_like(work.steps))
+        total, none = sum(work.flops for work in works), np.zeros(len(phase.clients))
+        pairs = zip(asks, works, strict=True)
+        least = sum(self.load.fitting(ask, phase.clients, work.steps, none)[1] for ask, work in pairs)  # one step
         step = phase.compute * least / np.where(total > 0, total, 1.0)
         if (step > budget * (1 + 1e-9))[phase.active].all():
             fastest = (phase.seconds - phase.compute + step)[phase.active].min()
@@ -155,10 +155,10 @@ class Clock(Around):
         share = np.where(phase.compute > 0, np.clip(budget / some, 0.0, 1.0), 1.0)
         found, flops = list[Ask](), np.zeros(len(share))
         for ask, work in zip(asks, works, strict=True):
-            steps = np.maximum(1, np.floor(work.steps * share + 1e-9)).astype(np.int64)
+            steps, spent = self.load.fitting(ask, phase.clients, work.steps, share)
             limits = dict(zip(phase.clients.tolist(), map(tuple, steps.T.tolist()), strict=True))
             found.append(replace(ask, limits=limits))
-            flops += self.load.limited(ask, phase.clients, steps)
+            flops += spent
         total = sum(work.flops for work in works)
         return tuple(found), replace(phase, compute=phase.compute * flops / np.where(total > 0, total, 1.0))
 
@@ -168,7 +168,7 @@ class Clock(Around):
         if self.stay is not None:
             left = self.stay * exponential(fold(at.seed, LEAVING, at.round, at.phase), phase.clients)
         active, good = phase.active, ~phase.active
-        cut = self.policy.cut(phase.seconds[active], left[active])
+        cut = self.policy.cut(phase.seconds[active], left[active], lots(at, phase.clients[active]))
         good[active] = cut.good
         until = np.where(active, np.minimum(np.minimum(phase.seconds, left), cut.seconds), 0.0)
         return End(good, ~good & (left <= until), until, cut.seconds, cut.reason)

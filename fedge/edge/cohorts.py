@@ -13,7 +13,7 @@ from torch import Tensor
 from fedge.checks import at_least_one, choice
 from fedge.core import At
 from fedge.edge.devices import Devices
-from fedge.edge.draws import Array
+from fedge.edge.draws import Array, lots
 from fedge.edge.work import Workload
 from fedge.federation import Federation
 from fedge.keys import COHORT, choose, fold
@@ -23,8 +23,10 @@ from fedge.keys import COHORT, choose, fold
 class Choice:
     """Of `among` times as many clients as are wanted, take the fastest, or those with the rarest labels.
 
-    "speed": least 8 b / down + n_k c / FLOPs + 8 b / up, with the bytes b of the model and its FLOPs c per example.
+    "speed": least latency + m_k (8 b / down + E n_k c / FLOPs + 8 b / up), with the bytes b of the model, its FLOPs c
+    per example, E local epochs, and the m_k models that the client trains (1, or of FedOVA one per label it holds).
     "labels": one after another, the client whose labels the chosen ones hold least; every label gets its turn.
+    Of equals, lots decide that are drawn for every cohort anew.
     """
 
     by: Literal["speed", "labels"] = "speed"
@@ -43,18 +45,20 @@ def by_choice(
     pick = _fastest(devices, load) if rule.by == "speed" else _rarest(federation)
 
     def draw(at: At) -> Tensor:
-        candidates = choose(fold(at.seed, COHORT, at.round, at.phase), federation.clients, many)
-        return torch.from_numpy(np.sort(candidates.numpy()[pick(candidates.numpy(), size)]))
+        candidates = choose(fold(at.seed, COHORT, at.round, at.phase), federation.clients, many).numpy()
+        candidates = candidates[lots(at, candidates).argsort()]
+        return torch.from_numpy(np.sort(candidates[pick(candidates, size)]))
 
     return draw
 
 
 def _fastest(devices: Callable[[Array], Devices], load: Workload) -> Callable[[Array, int], Array]:
-    bits, flops = 8 * load.model_bytes, load.gradient_flops()
+    bits, flops = 8 * load.model_bytes, load.epochs * load.gradient_flops()
 
     def pick(clients: Array, size: int) -> Array:
         found = devices(clients)
-        seconds = bits / found.down + load.sizes(clients) * flops / found.flops + bits / found.up
+        each = bits / found.down + load.sizes(clients) * flops / found.flops + bits / found.up
+        seconds = found.latency + load.models(clients) * each
         fastest: Array = seconds.argsort(kind="stable")[:size]
         return fastest
 

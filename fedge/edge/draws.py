@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedge.keys import fold, fold_array
+from fedge.core import At
+from fedge.keys import TIES, fold, fold_array
 
 Array = NDArray[Any]
 MASK = (1 << 64) - 1
@@ -18,6 +19,11 @@ def uniform(key: int, clients: Array, word: int = 0) -> Array:
     words: Array = fold_array(fold_array(key, clients), word)
     found: Array = (words >> np.uint64(11)) * 2.0**-53
     return found
+
+
+def lots(at: At, clients: Array) -> Array:
+    """What decides between equals in a phase: else it would always be the lowest number of a client."""
+    return uniform(fold(at.seed, TIES, at.round, at.phase), clients)
 
 
 def is_below(limit: float, key: int, client: int, word: int = 0) -> bool:

@@ -27,8 +27,9 @@ class Cut(NamedTuple):
 class WaitForAll:
     """The phase ends when the last has answered or left:  T = max_k min(t_k, l_k)."""
 
-    def cut(self, seconds: Array, left: Array) -> Cut:
-        """From the seconds that each client needs and those after which it leaves (infinity: never)."""
+    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+        """From the seconds that each client needs and those after which it leaves (infinity: never); of equals the one
+        with the smallest lot comes first."""
         return Cut(seconds <= left, float(np.minimum(seconds, left).max(initial=0.0)))
 
     def budget(self, seconds: Array, compute: Array) -> Array | None:
@@ -45,8 +46,8 @@ class Deadline(WaitForAll):
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)
 
-    def cut(self, seconds: Array, left: Array) -> Cut:
-        good, last, _ = super().cut(seconds, left)
+    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+        good, last, _ = super().cut(seconds, left, lots)
         return Cut(
             good & (seconds <= self.seconds), min(self.seconds, last), f"late: not done after {self.seconds:g} s"
         )
@@ -64,11 +65,11 @@ class FirstOf(WaitForAll):
     def __post_init__(self) -> None:
         at_least_one("count", self.count)
 
-    def cut(self, seconds: Array, left: Array) -> Cut:
-        answered, last, _ = super().cut(seconds, left)
+    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+        answered, last, _ = super().cut(seconds, left, lots)
         if answered.sum() < self.count:
             return Cut(answered, last)
-        order = np.where(answered, seconds, np.inf).argsort(kind="stable")[: self.count]
+        order = np.lexsort((lots, np.where(answered, seconds, np.inf)))[: self.count]
         good = np.zeros(len(seconds), bool)
         good[order] = True
         return Cut(good, float(seconds[order[-1]]), f"late: not among the first {self.count}")
@@ -78,12 +79,12 @@ class FirstOf(WaitForAll):
 class PartialWork(WaitForAll):
     """Every client does the steps that fit, at least one, and is waited for (FedProx's partial work).
 
-        steps_k = max(1, floor(steps of the task * (seconds - what is not computing) / compute_k)),  at most all
+        steps_k = max {s : compute_k of s steps <= seconds - what is not computing},  at least 1, at most all
 
-    Steps end within an epoch, so this is an exact fractional number of epochs. They count as equally long: where the
-    last batch of an epoch is smaller, a client is over its time by less than a batch. Weights stay the clients'
-    numbers of examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were
-    done. Seconds in which nobody of the first cohort can do one step and send it are refused.
+    Steps end within an epoch, so this is an exact fractional number of epochs; the last batch of an epoch takes as long
+    as it is large. Of several tasks each gets the same share of its work. Weights stay the clients' numbers of
+    examples, as FedProx has it (Li et al., MLSys 2020); FedNova divides every update by the steps that were done.
+    Seconds in which nobody of the first cohort can do one step and send it are refused.
     """
 
     seconds: float = field(metadata={"example": 60})

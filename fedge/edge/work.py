@@ -28,6 +28,8 @@ from fedge.federation import Federation
 from fedge.handle import Handle, parameters
 from fedge.ledger import payload_bytes
 
+CLOSE = 1e-9  # of a step: less is rounding
+
 
 class Cost(NamedTuple):
     """One job of one task: FLOPs of a step, of an example in it, and of start and finish; bytes and parts it keeps."""
@@ -129,12 +131,15 @@ class Workload:
         flops = jobs * self.flops(tasks, costs, n, steps)
         return Work(jobs, flops, jobs * bytes_down, jobs * up, np.full(len(clients), need), steps)
 
-    def limited(self, ask: Ask, clients: Array, steps: Array) -> Array:
-        """The FLOPs, [C], if clients do so many steps of each task, [tasks, C]; after `of`."""
-        tasks, n = named(self.tasks, ask), self.sizes(clients)
+    def fitting(self, ask: Ask, clients: Array, most: Array, share: Array) -> tuple[Array, Array]:
+        """The steps, [tasks, C], that fit into a share, [C], of the FLOPs of `most`, at least one, and their FLOPs.
+
+        After `of`. Of several tasks each gets the same share of its own FLOPs.
+        """
+        tasks, n, costs = named(self.tasks, ask), self.sizes(clients), self._costs[self._kind(ask)]
+        steps = np.array([_fitting(*one, n, share) for one in zip(tasks, costs, most, strict=True)])
         jobs = 1 if tasks[0].rows is None else self._jobs(ask, tasks[0], clients)
-        found: Array = jobs * self.flops(tasks, self._costs[self._kind(ask)], n, steps)
-        return found
+        return steps, jobs * self.flops(tasks, costs, n, steps)
 
     @staticmethod
     def flops(tasks: list[Task], costs: list[Cost], n: Array, steps: Array) -> Array:
@@ -193,6 +198,18 @@ class Workload:
             payload_bytes(upload),
         )
 
+    @property
+    def epochs(self) -> int:
+        """Passes over a client's examples, of all tasks together."""
+        return sum(task.epochs for task in self.tasks.values())
+
+    def models(self, clients: Array) -> Array:
+        """How many models each client trains: one, or one per row that it holds."""
+        first = next(iter(self.tasks.values()))
+        if first.rows is None:
+            return np.ones(len(clients), np.int64)
+        return np.array([len(rows) for rows in self.rows(clients, first)])
+
     def gradient_flops(self) -> float:
         """FLOPs of the gradient of one example, with labels as the tasks have them: of a row, if they are by row."""
         found = []
@@ -233,6 +250,20 @@ def _visits(task: Task, n: Array, steps: Array) -> Array:
     size = np.minimum(n if task.batch_size is None else task.batch_size, n)
     a_pass = -(-n // size)
     found: Array = steps // a_pass * n + np.minimum(steps % a_pass * size, n)
+    return found
+
+
+def _fitting(task: Task, cost: Cost, most: Array, n: Array, share: Array) -> Array:
+    """The most steps whose FLOPs are no more than a share of those of `most` steps; at least one."""
+    if not cost.step + cost.example:
+        return most
+    size = n if task.batch_size is None else np.minimum(task.batch_size, n)
+    a_pass, step = -(-n // size), cost.step + cost.example * size
+    whole, (passes, more) = cost.step * a_pass + cost.example * n, divmod(most, a_pass)
+    room = share * (passes * whole + more * step) - (1 - share) * cost.once + CLOSE * step
+    passes, rest = divmod(room, whole)
+    steps = passes * a_pass + rest // step  # what is less than a pass has no smaller batch
+    found: Array = np.maximum(1, np.minimum(steps, most)).astype(np.int64)
     return found
 
 

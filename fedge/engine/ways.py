@@ -119,7 +119,7 @@ def fastest(trials: Mapping[Way, Trial], clear: float = 0.0, allowed: Allowed = 
     spent = time.perf_counter() - begin
     if math.isfinite(plain) and spent + contest.recordings() > allowed(plain):
         first = contest.first()
-        return contest.won("single" if first == "stacked" and stacked > plain else first)
+        return contest.won("single" if first == "stacked" and stacked > MARGIN * plain else first)
     return contest.measure()
 
 

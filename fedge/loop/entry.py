@@ -13,7 +13,7 @@ import torch
 from fedge import preflight
 from fedge.checks import at_least_one
 from fedge.core import Algorithm, S
-from fedge.engine import Engine
+from fedge.engine import Engine, RankError
 from fedge.engine.links.base_link import BaseLink
 from fedge.engine.links.nobody import Nobody
 from fedge.evaluate import problem_at
@@ -24,6 +24,7 @@ from fedge.loop.training import Training
 from fedge.metrics import Metric, named
 from fedge.per_client import Jury
 from fedge.problem import check_metrics
+from fedge.runs.examples import are_same, fingerprint
 from fedge.runs.folder import RunFolderError
 from fedge.runs.log import About, Log, describe, open_log
 from fedge.runs.run import Record, Run
@@ -83,7 +84,8 @@ def train(
         settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **observe.settings()}
         settings |= {"sampling": sampling} if sampling != "fixed" else {}
         about = replace(about, config=describe(algorithm, federation, settings))
-    log = open_log(out, about, link, observe.checkpoint_every)
+    _check_ranks(link, federation)
+    log = open_log(out, about, link, observe.checkpoint_every, federation)
     training = _training(algorithm, federation, link, log, seed, cohort, draw, observe, on_round)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
@@ -145,6 +147,17 @@ def _check_resume(resume: bool, start: Run[Any] | None, out: Path | str | None) 
         raise ValueError("give either start (a Run) or resume (a run folder), not both")
     if resume and out is None:
         raise RunFolderError("resume needs the run folder to go on from: give `out`")
+
+
+def _check_ranks(link: BaseLink, federation: Federation) -> None:
+    """Every process has loaded the data for itself, maybe on a machine of its own."""
+    group = link.runtime.group
+    if group.size == 1:
+        return
+    first, *others = group.gather(fingerprint(federation))
+    for rank, one in enumerate(others, 1):
+        if not are_same(first, one):
+            raise RankError(f"rank {rank} has other examples than rank 0: give every process the same data")
 
 
 def _chosen(link: BaseLink, clients: int, cohort: int | None, sampling: Sampling) -> Draw | None:

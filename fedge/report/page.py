@@ -45,6 +45,7 @@ DEFAULT_TARGET = (
 )
 DEVICES = (
     "Time and energy are computed from the devices of the table [edge]: bytes over rates, counted FLOPs over speed. "
+    "Not counted is what a radio draws before and after a message, which for small models is more than all the rest. "
     "Accuracy by kind of device is that of every class, weighted by what clients of the kind hold."
 )
 Drawn = Sequence[tuple[Picture, str]]  # with the SVG document of each

@@ -16,6 +16,7 @@ from fedge.checks import choice
 from fedge.report.errors import MissingExtra, ReportError
 from fedge.report.labels import flatten
 from fedge.report.series import is_number
+from fedge.runs import atomic
 
 log = logging.getLogger("fedge")
 TAGS = {"up_bytes": "bytes/up", "down_bytes": "bytes/down", "seconds": "seconds"}
@@ -120,6 +121,7 @@ def _line(error: Exception) -> str:
 
 
 def _tensorboard(folder: Path, title: str, config: Mapping[str, Any]) -> Tracker:
+    atomic.refuse_link(folder / "tensorboard")
     return TensorBoard(folder / "tensorboard")
 
 

@@ -35,6 +35,12 @@ def check_content(content: Any) -> None:
         or not all(isinstance(one, Tensor) and _are_sums(one) for one in sums.values())
     ):
         raise CheckpointError("its checkpoint has no checksums of lines: it is damaged")
+    if "examples" in content and not _is_fingerprint(content["examples"]):
+        raise CheckpointError("what its checkpoint says of the examples is no table of numbers: it is damaged")
+
+
+def _is_fingerprint(found: Any) -> bool:
+    return isinstance(found, Tensor) and found.dtype == torch.float64 and found.dim() == 2 and found.shape[1] == 2
 
 
 def _are_sums(found: Tensor) -> bool:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from fedge.checks import nearest
 from fedge.inputs import Inputs, arguments, map_
 from fedge.runs import atomic
+from fedge.runs.experiments import is_run
+from fedge.runs.folder import STATES
 
 About = Mapping[str, str]  # what a file says beside the tensors
 
@@ -38,6 +40,8 @@ def save(module: nn.Module, path: Path, example: Inputs, classes: Sequence[str] 
     if write is None:
         known = ", ".join(FORMATS)
         raise ExportError(f"{path} ends in {path.suffix!r}{nearest(path.suffix, FORMATS)}: choose one of {known}")
+    if path.name in STATES and is_run(path.parent):
+        raise ExportError(f"{path} is a file of the run itself, which would be lost: choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"classes": json.dumps(list(classes), ensure_ascii=False)} if classes else {}
     atomic.write_atomically(path, write(module, example, about))

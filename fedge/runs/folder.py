@@ -37,6 +37,7 @@ from fedge.runs.lines import DamagedFile, Lines, finite
 Record = dict[str, Any]
 HEAT_MAP_CLIENTS = 1000
 BEST, NEXT = "best.pt", "next_best.pt"
+STATES = ("checkpoint.pt", "good.pt", BEST, NEXT)
 RECORDS = ("rounds.jsonl", "ledger.jsonl")
 
 

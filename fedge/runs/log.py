@@ -18,10 +18,10 @@ from fedge.engine.hardware.budget import peak
 from fedge.engine.links.base_link import BaseLink
 from fedge.federation import Federation
 from fedge.handle import parameters
-from fedge.inputs import flatten
 from fedge.ledger import Row
 from fedge.runs import checkpoint, health
 from fedge.runs.differences import as_plain, first_difference
+from fedge.runs.examples import are_same, checksum, fingerprint
 from fedge.runs.folder import BEST, RunFolder, RunFolderError, versions, way_back
 from fedge.runs.keepable import keepable
 from fedge.runs.run import Kept, Record, Run, absurd
@@ -40,7 +40,16 @@ class About:
 class Log:
     """Keeps a run folder in step with a run. Of several processes one writes; the others are told what it read."""
 
-    def __init__(self, folder: RunFolder, config: Mapping[str, Any], name: str, link: BaseLink, every: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Mapping[str, Any],
+        name: str,
+        link: BaseLink,
+        every: int,
+        federation: Federation,
+    ) -> None:
+        self.examples = fingerprint(federation) if link.runtime.group.leads else None
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
         self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
         self.new: Kept[Any] | None = None  # a best round that no checkpoint has yet
@@ -108,6 +117,12 @@ class Log:
 
     def _reopen(self, rounds: int) -> tuple[dict[str, Any], list[Record], list[Row]]:
         content = self.folder.reopen(self.config)
+        known = content.get("examples")  # a run from before has none
+        if known is not None and self.examples is not None and not are_same(known, self.examples):
+            raise RunFolderError(
+                f"cannot resume {self.folder.path}: its clients held other examples than these, or its test set was "
+                "another; restore the data, or start another run"
+            )
         if content["round"] > rounds:
             there = f"{self.folder.path} has {content['round']} rounds already"
             raise RunFolderError(f"{there}, {rounds} were asked for: ask for as many or more")
@@ -146,6 +161,7 @@ class Log:
     def _save(self, run: Run[Any], remembered: Mapping[str, Any]) -> None:
         content = {"config": as_plain(self.config), "round": run.rounds, "state": run.state}
         content |= {"clients": dict(remembered)} if remembered else {}
+        content |= {} if self.examples is None else {"examples": self.examples}
         self.chosen = self.link.settings()
         self.folder.save(keepable(content | {"engine": self.chosen}))
 
@@ -215,21 +231,16 @@ class Log:
         return way_back(self.folder.path)
 
 
-def open_log(out: Path | str | None, about: About, link: BaseLink, every: int) -> Log | None:
+def open_log(out: Path | str | None, about: About, link: BaseLink, every: int, federation: Federation) -> Log | None:
     if out is None:
         return None
     folder = RunFolder(out)
-    return Log(folder, about.config or {}, about.name or folder.path.name, link, every)
+    return Log(folder, about.config or {}, about.name or folder.path.name, link, every, federation)
 
 
 def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration for a run that was started from Python: plain values, and a checksum of who holds what."""
-    data = federation.data
-    parts = (federation.index, federation.offsets, *flatten(data.train_x)[0], data.train_y)
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part.cpu().contiguous().numpy().tobytes(), checksum)
-    who = {"clients": federation.clients, "examples": len(federation.index), "checksum": checksum}
+    who = {"clients": federation.clients, "examples": len(federation.index), "checksum": checksum(federation)}
     return {"algorithm": fields(algorithm), "federation": who, "train": dict(settings)}
 
 

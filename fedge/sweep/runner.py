@@ -17,6 +17,7 @@ import torch
 from fedge.data import Data
 from fedge.engine import Simulator, TooFewReplies
 from fedge.experiment import ExperimentError, build, parse
+from fedge.experiment.comparison import check_folders
 from fedge.experiment.device import find
 from fedge.experiment.setup import deal, load_data
 from fedge.experiment.training import basics_of, observe_of
@@ -89,8 +90,9 @@ class Runner:
             return known
         if self.stop():
             raise Stopped
-        self.listener.begin(entry)
         place = self._place(folder or entry.key)
+        check_folders([place.parent, place])
+        self.listener.begin(entry)
         try:
             line = self._line(entry, *self._train(entry, place))
         finally:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from fedge.experiment import ExperimentError
+from fedge.runs import atomic, regular
+from fedge.runs.lines import parse
 
 try:
     import fcntl
@@ -19,14 +21,6 @@ except ImportError:  # Windows has none
 Line = dict[str, Any]
 LONG = 100  # rounds
 LOCKS = fcntl is not None  # whether several processes can share a store
-
-
-def _is_json(raw: bytes) -> bool:
-    try:
-        json.loads(raw)
-    except ValueError:
-        return False
-    return True
 
 
 def hold(file: IO[Any], wait: bool = True) -> None:
@@ -50,7 +44,7 @@ def _mend(file: BinaryIO) -> None:
     if not whole or whole.endswith(b"\n"):
         return
     *_, last = whole.splitlines(keepends=True)
-    if _is_json(last):
+    if parse(last) is not None:
         file.write(b"\n")
     else:
         file.truncate(len(whole) - len(last))
@@ -75,20 +69,19 @@ class Store:
     def _read(self) -> Iterator[Line]:
         if not self.path.exists():
             return
-        with open(self.path, "rb") as file:
+        with open(self.path, "rb", opener=regular.handle) as file:
             hold(file)  # another process may be in the middle of a line
             whole = file.read()
         if whole and not whole.endswith(b"\n"):
-            with open(self.path, "rb+") as file:
+            with open(self.path, "rb+", opener=atomic.in_place) as file:
                 hold(file)
                 _mend(file)
                 file.seek(0)
                 whole = file.read()
         for number, raw in enumerate(whole.splitlines(), 1):
-            try:
-                yield json.loads(raw)
-            except ValueError:
-                raise ExperimentError(f"{self.path}, line {number}, is not JSON: repair or remove it") from None
+            if (line := parse(raw)) is None:
+                raise ExperimentError(f"{self.path}, line {number}, is not a JSON object: repair or remove it")
+            yield line
 
     def find(self, key: str) -> Line | None:
         return next((line for line in reversed(self.lines) if line.get("key") == key), None)
@@ -101,7 +94,7 @@ class Store:
     def add(self, line: Line) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab+") as file:
+            with open(self.path, "ab+", opener=atomic.in_place) as file:
                 hold(file)
                 _mend(file)
                 file.write((json.dumps(line) + "\n").encode())

@@ -111,7 +111,7 @@ class Collector:
         for one, (upload, weight) in zip(self.expected, uploads, strict=True):
             try:
                 found = decode(one.task, checks.ordered(upload, one.sent), one.like)
-                why = checks.range_fault(one.task, found, self.requests[client][row], examples)
+                why = checks.range_fault(one.task, found, self.requests[client][row], examples, self.ask.limits is None)
             except Exception as error:  # a codec's, on numbers that nobody encoded: this row alone does not count
                 why = f"its upload cannot be decoded: {type(error).__name__}: {error}"
             if why is not None:

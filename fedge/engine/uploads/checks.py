@@ -19,7 +19,7 @@ IN_A_ROW = 5  # rounds without enough good uploads, after which a run ends
 TOO_LIGHT = re.compile(r"weight ((0|-\S+|nan) |\S+ is below)")  # of those that a client may not weigh
 FEW = 1 << 17  # numbers that are copied faster than they are read twice
 ROUNDING = 1 + 1e-6  # weights travel in single precision
-ROUGHLY = 2.0  # sums of many steps in half precision are off by less
+NEARLY, ROUGHLY = 1.05, 2.0  # sums of many steps are off by less, those in half precision
 LIGHTEST = 1e-30  # of all weights: its products with uploads, and their quotients, stay within single precision
 
 
@@ -70,19 +70,19 @@ def _first(names: Iterable[object]) -> str:
     return min(map(str, names))
 
 
-def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor) -> str | None:
+def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor, whole_work: bool = True) -> str | None:
     """Which number of an upload is none that the task can make of what was sent and so many examples, [1].
 
-    Of parts that a codec has changed the ranges are left alone.
+    Of parts that a codec has changed the ranges are left alone, and of a client that may stop early what is the least.
     """
     for one in task.ranges:
         part, whole = one.part, one.whole
         if part not in upload or (task.codec is not None and is_coded(task, part, upload[part])):
             continue
-        low, high = _ends(one, sent, examples)
         for name, leaf in upload[part].items():
             if one.name is not None and name != one.name:
                 continue
+            low, high = _ends(one if whole_work else one._replace(least=None), sent, examples, leaf.dtype)
             least, most = (float(end) for end in leaf.double().aminmax()) if leaf.numel() else (low, high)
             if math.isfinite(least + most) and not _below(low) <= least <= most <= high * ROUNDING:
                 found = most if least >= _below(low) else least
@@ -92,10 +92,11 @@ def range_fault(task: Task, upload: Payload, sent: Payload, examples: Tensor) ->
     return None if task.contradiction is None else task.contradiction(upload)
 
 
-def _ends(one: Range, sent: Payload, examples: Tensor) -> tuple[float, float]:
+def _ends(one: Range, sent: Payload, examples: Tensor, kind: torch.dtype) -> tuple[float, float]:
     """The least and the most of one client, with room for rounding where they depend on it."""
-    low = one.low if one.least is None else max(one.low, float(one.least(sent, examples)) / ROUGHLY)
-    high = one.high if one.most is None else min(one.high, float(one.most(examples)) * ROUGHLY)
+    room = ROUGHLY if kind in (torch.float16, torch.bfloat16) else NEARLY
+    low = one.low if one.least is None else max(one.low, float(one.least(sent, examples)) / room)
+    high = one.high if one.most is None else min(one.high, float(one.most(examples)) * room)
     return low, high
 
 
