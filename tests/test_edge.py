@@ -408,6 +408,14 @@ def test_a_resumed_run_is_not_looked_at_again(tmp_path: Path) -> None:
     assert run(2, resume=True).history[1]["cohort"] != [3]
 
 
+def test_a_refused_run_is_refused_again(tmp_path: Path) -> None:
+    algorithm, where = fedavg(), federation()
+    for resume in (False, True):
+        link = Clock(Simulator(algorithm, where), where, Profiles("phone"), PartialWork(0.05))
+        with pytest.raises(TooFewReplies, match="round 1: nobody can keep the time"):
+            fedge.train(algorithm, where, rounds=2, cohort=3, link=link, out=tmp_path / "a", resume=resume)
+
+
 def test_limits_below_one_are_refused() -> None:
     where, algorithm = federation(), fedavg()
     flow = algorithm.round(algorithm.init({n: p.detach() for n, p in algorithm.model.named_parameters()}))

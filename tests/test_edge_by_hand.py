@@ -168,10 +168,10 @@ def test_partial_work_of_binary_models_takes_its_share_of_all_of_them() -> None:
     assert len(set(limits.values())) > 1
 
 
-@pytest.mark.parametrize("share", [0.075, 0.1, 0.3, 0.45, 0.5, 0.7, 0.97, 1.0])
+@pytest.mark.parametrize("share", [0.04, 0.1, 0.3, 0.45, 0.5, 0.7, 0.97, 1.0])
 def test_partial_work_does_as_many_steps_as_a_plain_count(share: float) -> None:
     """Batch by batch, where the last of an epoch is smaller: the next step would be over the time, none of these is."""
-    data, sizes = toy_data(examples=90), (11, 13, 19, 20, 27)
+    data, sizes = toy_data(examples=90), (5, 13, 24, 21, 27)  # of share 0.04 one client alone can do a step
     where = fedge.Federation(data, np.split(np.arange(90), np.cumsum(sizes)[:-1]))
     algorithm, flops = fedavg(epochs=5, batch_size=10), PROFILES["microcontroller"].flops
     limits = dict[int, tuple[int, ...]]()

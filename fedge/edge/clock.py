@@ -76,7 +76,7 @@ class Clock(Around):
         self.load = Workload(inner.algorithm, federation)
         self.spent = Spent()
         self.events: Events | None = None
-        self._looked = False  # whether somebody can keep the policy's budget
+        self._looked = self._resumed = False  # whether somebody can keep the policy's budget; whether a run goes on
 
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
         self._turn(at)
@@ -88,7 +88,7 @@ class Clock(Around):
         self.load.open(at, asks)
         works = [self.load.of(ask, ids) for ask in asks]
         phase = self._phase(at, ids, devices, works)
-        self._check_budget(asks, works, phase)
+        self._check_budget(at, asks, works, phase)
         asks, phase = self._shortened(asks, works, phase)
         end = self._end(at, phase)
         self._note(asks, devices, works, phase, end)
@@ -124,20 +124,20 @@ class Clock(Around):
         watts = (devices.receive_watts, devices.compute_watts, devices.transmit_watts)
         return Phase(ids, *seconds, watts, jobs > 0)
 
-    def _check_budget(self, asks: tuple[Ask, ...], works: list[Work], phase: Phase) -> None:
+    def _check_budget(self, at: At, asks: tuple[Ask, ...], works: list[Work], phase: Phase) -> None:
         """Refuse a budget that nobody of the first cohort can keep, not even with one step of every task.
 
         A run that is resumed was looked at when it began.
         """
-        if self._looked or not phase.active.any():
+        if self._looked or (self._resumed and at.round > 1) or not phase.active.any():
             return
         self._looked = True
         budget = self.policy.budget(phase.seconds, phase.compute)
         if budget is None:
             return
-        total, least = sum(work.flops for work in works), np.zeros(len(phase.clients))
-        for ask, work in zip(asks, works, strict=True):
-            least += self.load.fitting(ask, phase.clients, np.ones_like(work.steps), np.ones(len(least)))[1]
+        total, none = sum(work.flops for work in works), np.zeros(len(phase.clients))
+        pairs = zip(asks, works, strict=True)
+        least = sum(self.load.fitting(ask, phase.clients, work.steps, none)[1] for ask, work in pairs)  # one step
         step = phase.compute * least / np.where(total > 0, total, 1.0)
         if (step > budget * (1 + 1e-9))[phase.active].all():
             fastest = (phase.seconds - phase.compute + step)[phase.active].min()
@@ -277,7 +277,7 @@ class Clock(Around):
         return {**self.inner.settings(), "edge": self._described(), **devices}
 
     def restore(self, settings: Mapping[str, Any]) -> None:
-        self._looked = True
+        self._resumed = True
         before = settings.get("edge")
         if before is not None and before != self._described():
             was, now = _differing(str(before), self._described())
