@@ -431,6 +431,7 @@ def test_a_run_whose_checkpoint_has_numbers_of_sums_alone_goes_on_with_its_own_n
     algorithm, federation = noisy(algorithms()["feddane"], 2.0, expected=5), ragged(toy_data())
     run = fedge.train(algorithm, federation, rounds=2, cohort=5, out=tmp_path / "run")
     content = checkpoint.load(tmp_path / "run/checkpoint.pt")
+    assert "examples" not in content, "sums over the examples, exact and without noise"
     assert content["state"]["spent"] == {(2.0, 5 / 7, 2): 2}
     content["state"]["spent"] = {"2": 2}
     checkpoint.save(tmp_path / "run/checkpoint.pt", content)

@@ -49,7 +49,8 @@ class Log:
         every: int,
         federation: Federation,
     ) -> None:
-        self.examples = fingerprint(federation) if link.runtime.group.leads else None
+        apart = link.algorithm.privacy() is None  # exact sums over the examples have no place beside noise
+        self.examples = fingerprint(federation) if apart and link.runtime.group.leads else None
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
         self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
         self.new: Kept[Any] | None = None  # a best round that no checkpoint has yet
