@@ -224,7 +224,7 @@ def test_policies_agree_with_a_plain_loop_over_events(policy: Policy, stay: floa
         seconds = rng.lognormal(0, 1, 9)
         left = rng.exponential(1.0, 9) if stay == 1 else np.full(9, np.inf)
         good, end = plain_phase(seconds.tolist(), left.tolist(), policy)
-        cut = policy.cut(seconds, left, rng.random(9))
+        cut = policy.cut(seconds, left, lambda: rng.random(9))
         assert cut.good.tolist() == good
         assert cut.seconds == end
 

@@ -168,7 +168,7 @@ class Clock(Around):
         if self.stay is not None:
             left = self.stay * exponential(fold(at.seed, LEAVING, at.round, at.phase), phase.clients)
         active, good = phase.active, ~phase.active
-        cut = self.policy.cut(phase.seconds[active], left[active], lots(at, phase.clients[active]))
+        cut = self.policy.cut(phase.seconds[active], left[active], lambda: lots(at, phase.clients[active]))
         good[active] = cut.good
         until = np.where(active, np.minimum(np.minimum(phase.seconds, left), cut.seconds), 0.0)
         return End(good, ~good & (left <= until), until, cut.seconds, cut.reason)

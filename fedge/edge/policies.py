@@ -6,6 +6,7 @@ not waited for work until then, and stop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from fedge.checks import at_least_one, positive
 from fedge.edge.draws import Array
+
+Lots = Callable[[], Array]  # [C], drawn when they are needed
 
 
 class Cut(NamedTuple):
@@ -27,7 +30,7 @@ class Cut(NamedTuple):
 class WaitForAll:
     """The phase ends when the last has answered or left:  T = max_k min(t_k, l_k)."""
 
-    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+    def cut(self, seconds: Array, left: Array, lots: Lots) -> Cut:
         """From the seconds that each client needs and those after which it leaves (infinity: never); of equals the one
         with the smallest lot comes first."""
         return Cut(seconds <= left, float(np.minimum(seconds, left).max(initial=0.0)))
@@ -46,7 +49,7 @@ class Deadline(WaitForAll):
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)
 
-    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+    def cut(self, seconds: Array, left: Array, lots: Lots) -> Cut:
         good, last, _ = super().cut(seconds, left, lots)
         return Cut(
             good & (seconds <= self.seconds), min(self.seconds, last), f"late: not done after {self.seconds:g} s"
@@ -65,11 +68,11 @@ class FirstOf(WaitForAll):
     def __post_init__(self) -> None:
         at_least_one("count", self.count)
 
-    def cut(self, seconds: Array, left: Array, lots: Array) -> Cut:
+    def cut(self, seconds: Array, left: Array, lots: Lots) -> Cut:
         answered, last, _ = super().cut(seconds, left, lots)
         if answered.sum() < self.count:
             return Cut(answered, last)
-        order = np.lexsort((lots, np.where(answered, seconds, np.inf)))[: self.count]
+        order = np.lexsort((lots(), np.where(answered, seconds, np.inf)))[: self.count]
         good = np.zeros(len(seconds), bool)
         good[order] = True
         return Cut(good, float(seconds[order[-1]]), f"late: not among the first {self.count}")

@@ -61,10 +61,12 @@ class Order:
 
     @staticmethod
     def _moved(part: dict[str, Tensor], order: NDArray[Any]) -> dict[str, Tensor]:
-        return tree.map_(lambda leaf: leaf[torch.from_numpy(order).to(leaf.device)], part)
+        there = torch.from_numpy(order)
+        return tree.map_(lambda leaf: leaf.index_select(0, there.to(leaf.device)), part)
 
 
 def by_steps(task: Task, sizes: Tensor, most: NDArray[Any]) -> Order:
     """The order of a stack in which those still at work come first."""
-    steps = np.minimum([task.steps(n) for n in sizes.tolist()], most)
+    known = {n: task.steps(n) for n in set(sizes.tolist())}
+    steps = np.minimum([known[n] for n in sizes.tolist()], most)
     return Order((-steps).argsort(kind="stable"))
