@@ -18,6 +18,7 @@ from fedge.federation import Federation
 from fedge.handle.probe import changing_buffer
 from fedge.inputs import described, take
 from fedge.losses import LOSSES, CrossEntropy, bce, by_target, cross_entropy, huber, mae, mse
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
 SOME, FEW = 10_000, 20  # training examples whose labels are counted, and too few to say anything
@@ -126,9 +127,6 @@ def _check_targets(loss: Any, y: Tensor) -> None:
         )
 
 
-_TOLD: set[str] = set()
-
-
 def _say_scale(loss: Any, y: Tensor) -> None:
     """Targets far from 0 and 1 make steps of the usual size diverge: said once, with the remedy."""
     if not y.is_floating_point() or not any(loss is one for one in (by_target, mse, mae, huber)):
@@ -141,8 +139,7 @@ def _say_scale(loss: Any, y: Tensor) -> None:
         f"{'mse' if loss is by_target else loss.__name__} diverges or learns little; train on (y - {mean:.4g}) / "
         f"{deviation or 1:.4g} and turn predictions back, or lower lr"
     )
-    if told not in _TOLD:
-        _TOLD.add(told)
+    if is_new(told):
         log.warning(told)
 
 
@@ -158,8 +155,7 @@ def _say_labels(y: Tensor) -> None:
         f"{found} different labels in {len(some)} training examples: is this the column of labels? If it is a "
         "quantity, give it as floating-point numbers, and the model is a regression"
     )
-    if told not in _TOLD:
-        _TOLD.add(told)
+    if is_new(told):
         log.warning(told)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import fedge
-from fedge.engine.recording import c_attention, c_dropout, c_layer_norm, c_library
+from fedge import once
+from fedge.engine.recording import c_attention, c_dropout, c_layer_norm
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
 from fedge.engine.recording.stacked_layers import stacked_in_c
 from fedge.handle import attention
@@ -245,7 +246,7 @@ def test_without_a_program_torch_computes_them(
         raise NoCompiler("no C compiler")
 
     own, shared = trained(NETWORK), federation(NETWORK)
-    monkeypatch.setattr(c_library, "_TOLD", set())
+    monkeypatch.setattr(once, "_TOLD", set())
     for module in (c_attention, c_layer_norm, c_dropout):
         monkeypatch.setattr(module, "load", nothing)
     forget(*PROGRAMS)

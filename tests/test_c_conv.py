@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedge
+from fedge import once
 from fedge.core import Batch
 from fedge.engine import Simulator
-from fedge.engine.recording import c_conv, c_library, c_linear, c_norm, c_pooled, conv_source, linear_source
+from fedge.engine.recording import c_conv, c_linear, c_norm, c_pooled, conv_source, linear_source
 from fedge.engine.recording.c_library import NoCompiler, there_is_a_compiler
 from fedge.engine.recording.c_linear import DirectLinear, direct
 from fedge.engine.recording.conv_layer import DirectConv
@@ -329,7 +330,7 @@ def test_without_a_compiler_torch_computes_them(
 
     for module in (c_conv, c_linear, c_norm, c_pooled):
         monkeypatch.setattr(module, "load", nothing)
-    monkeypatch.setattr(c_library, "_TOLD", set())
+    monkeypatch.setattr(once, "_TOLD", set())
     forget(*CACHED)
     with caplog.at_level(logging.INFO, "fedge"):
         run = fedge.train(algorithm(chain, torch.float64), shared(), rounds=1, engine=fedge.Engine(workers=1))

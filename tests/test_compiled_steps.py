@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import fedge
+from fedge import once
 from fedge.bench.check import algorithms, problem
 from fedge.engine import Simulator
-from fedge.engine.recording import c_library, c_program, c_source
+from fedge.engine.recording import c_library, c_source
 from fedge.engine.recording.c_library import there_is_a_compiler
 from fedge.engine.recording.c_source import RULES, pointwise
 from tests.cases import close
@@ -28,7 +29,7 @@ ALL_IN_C = ("fedavg", "fedavg momentum", "fedavg adam", "fedavg clip", "scaffold
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(c_program, "_TOLD", set())
+    monkeypatch.setattr(once, "_TOLD", set())
     return tmp_path / "fedge" / "steps"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedge
+from fedge import once
 from fedge.core import Batch
 from fedge.engine import Loopback, Simulator
 from fedge.handle import GraphHandle, Handle, cross_entropy, parameters
@@ -280,7 +281,7 @@ def test_packed_sequences_are_refused_with_what_to_do() -> None:
 def test_what_has_no_batched_form_is_named_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedge.handle.stacked.by_client._TOLD", set())
+    monkeypatch.setattr(once, "_TOLD", set())
     for _ in range(2):
         test_the_gradient_is_that_of_a_loop("rnn")
     assert [record.getMessage() for record in caplog.records] == [

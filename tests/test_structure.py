@@ -16,7 +16,7 @@ import fedge
 ROOT = Path(fedge.__file__).parent
 
 # What each part may import of ours. `core`, `tree`, `keys`, `checks` and `handle` are the base that all may use.
-BASE = {"core", "tree", "keys", "checks", "inputs", "losses", "handle", "ledger", "secret"}
+BASE = {"core", "tree", "keys", "checks", "once", "inputs", "losses", "handle", "ledger", "secret"}
 ALLOWED: dict[str, set[str]] = {
     "core": {"inputs", "keys", "losses"},
     "inputs": set(),
@@ -24,13 +24,14 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"checks", "losses"},
     "problem": {"checks", "losses", "metrics"},
     "codecs": {"core", "tree", "keys", "checks"},
-    "combine": {"core", "checks"},
+    "combine": {"core", "checks", "once"},
     "tree": set(),
     "keys": set(),
     "checks": set(),
+    "once": set(),
     "secret": set(),
     "ledger": {"core"},
-    "handle": {"core", "inputs", "keys", "losses"},
+    "handle": {"core", "inputs", "keys", "losses", "once"},
     "data": {"checks", "inputs"},
     "partition": {"checks"},
     "models": {"checks"},

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 
 import fedge
+from fedge import once
 from fedge.engine import Loopback, Ranks, Simulator, TooFewReplies
 from fedge.engine.links import wire
 from fedge.engine.ranks.process_group import Group
@@ -232,7 +233,7 @@ def test_the_share_is_that_of_the_clients_that_answer() -> None:
 
 
 def test_who_counts_for_less_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_TOLD", set())
+    monkeypatch.setattr(once, "_TOLD", set())
     algorithm = fedge.FedAvg(toy_model(), epochs=1)
     with caplog.at_level(logging.WARNING, "fedge"):
         fedge.train(algorithm, ragged(toy_data()), rounds=1)

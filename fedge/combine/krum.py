@@ -11,9 +11,9 @@ from torch import Tensor
 from fedge.checks import at_least_one
 from fedge.combine.stacked import coordinates, flat
 from fedge.core import Combine, Payload
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
-_TOLD: set[Combine] = set()
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Krum(Combine):
         return coordinates(lambda leaf: leaf[chosen].mean(0), uploads)
 
     def _warn(self, count: int) -> None:
-        if count < 2 * self.bad + 3 and self not in _TOLD:
-            _TOLD.add(self)
+        if count < 2 * self.bad + 3 and is_new(self):
             log.warning(
                 "%s got %d uploads; it resists %d liars among %d or more", self, count, self.bad, 2 * self.bad + 3
             )

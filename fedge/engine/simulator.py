@@ -39,6 +39,7 @@ from fedge.federation import Federation
 from fedge.handle import FastHandle, GraphHandle, Handle, NotAChain, WrittenHandle, parameters
 from fedge.inputs import take
 from fedge.ledger import Ledger, Row, payload_bytes
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
 
@@ -367,11 +368,7 @@ def check_compile(compile: bool, device: torch.device, small: bool = False) -> N
         raise ValueError(f"compile is true, but {error}") from None
 
 
-_TOLD: set[str] = set()
-
-
 def _tell(reason: str) -> None:
     """Once for every reason."""
-    if reason not in _TOLD:
-        _TOLD.add(reason)
+    if is_new(("no chain", reason)):
         log.info("the model is not a chain of known layers (%s): clients are batched function by function", reason)

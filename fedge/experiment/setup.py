@@ -36,6 +36,7 @@ from fedge.experiment.values import made
 from fedge.federation import Federation
 from fedge.handle import Handle, parameters
 from fedge.loop import cohorts
+from fedge.once import is_new
 from fedge.problem import check_metrics, problem_of
 
 log = logging.getLogger("fedge")
@@ -145,14 +146,10 @@ def _edge(experiment: Experiment, federation: Federation) -> Edge | None:
     return edge
 
 
-_TOLD = set[str]()
-
-
 def _say_rows(fleet: Fleet) -> None:
     """A file of devices that has not one row per client: said once."""
     told = fleet.told if isinstance(fleet, DeviceFile) else ""
-    if told and told not in _TOLD:
-        _TOLD.add(told)
+    if told and is_new(told):
         log.warning(told)
 
 

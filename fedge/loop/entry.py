@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedge import preflight
 from fedge.checks import at_least_one
@@ -79,13 +80,14 @@ def train(
     preflight.check_link(algorithm, link)
     draw = _chosen(link, federation.clients, cohort, sampling) or draw
     link = Nobody(link) if sampling == "poisson" else link
+    examples = _examples(link, federation, kept=out is not None)
     about = about or About()
     if about.config is None and out is not None:
         settings = {"rounds": rounds, "cohort": cohort, "seed": seed, **observe.settings()}
         settings |= {"sampling": sampling} if sampling != "fixed" else {}
         about = replace(about, config=describe(algorithm, federation, settings))
-    _check_ranks(link, federation)
-    log = open_log(out, about, link, observe.checkpoint_every, federation)
+    # Exact sums over the examples have no place beside noise.
+    log = open_log(out, about, link, observe.checkpoint_every, examples if privacy is None else None)
     training = _training(algorithm, federation, link, log, seed, cohort, draw, observe, on_round)
     with nullcontext() if log is None else log.held(resume):
         run, last = training.open(federation, start, resume, rounds)
@@ -149,15 +151,16 @@ def _check_resume(resume: bool, start: Run[Any] | None, out: Path | str | None) 
         raise RunFolderError("resume needs the run folder to go on from: give `out`")
 
 
-def _check_ranks(link: BaseLink, federation: Federation) -> None:
-    """Every process has loaded the data for itself, maybe on a machine of its own."""
+def _examples(link: BaseLink, federation: Federation, kept: bool) -> Tensor | None:
+    """Which examples these are, if a run folder keeps that or several processes have loaded them, each for itself."""
     group = link.runtime.group
-    if group.size == 1:
-        return
+    if not kept and group.size == 1:
+        return None
     first, *others = group.gather(fingerprint(federation))
     for rank, one in enumerate(others, 1):
         if not are_same(first, one):
             raise RankError(f"rank {rank} has other examples than rank 0: give every process the same data")
+    return first
 
 
 def _chosen(link: BaseLink, clients: int, cohort: int | None, sampling: Sampling) -> Draw | None:

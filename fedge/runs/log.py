@@ -21,7 +21,7 @@ from fedge.handle import parameters
 from fedge.ledger import Row
 from fedge.runs import checkpoint, health
 from fedge.runs.differences import as_plain, first_difference
-from fedge.runs.examples import are_same, checksum, fingerprint
+from fedge.runs.examples import are_same, checksum
 from fedge.runs.folder import BEST, RunFolder, RunFolderError, versions, way_back
 from fedge.runs.keepable import keepable
 from fedge.runs.run import Kept, Record, Run, absurd
@@ -47,10 +47,9 @@ class Log:
         name: str,
         link: BaseLink,
         every: int,
-        federation: Federation,
+        examples: Tensor | None,
     ) -> None:
-        apart = link.algorithm.privacy() is None  # exact sums over the examples have no place beside noise
-        self.examples = fingerprint(federation) if apart and link.runtime.group.leads else None
+        self.examples = examples
         self.folder, self.config, self.name, self.link, self.every = folder, config, name, link, every
         self.group, self.saved, self.chosen = link.runtime.group, -1, link.settings()
         self.new: Kept[Any] | None = None  # a best round that no checkpoint has yet
@@ -232,11 +231,12 @@ class Log:
         return way_back(self.folder.path)
 
 
-def open_log(out: Path | str | None, about: About, link: BaseLink, every: int, federation: Federation) -> Log | None:
+def open_log(out: Path | str | None, about: About, link: BaseLink, every: int, examples: Tensor | None) -> Log | None:
+    """The log of a run folder; `examples` is the fingerprint of the data, None if it is not to be kept."""
     if out is None:
         return None
     folder = RunFolder(out)
-    return Log(folder, about.config or {}, about.name or folder.path.name, link, every, federation)
+    return Log(folder, about.config or {}, about.name or folder.path.name, link, every, examples)
 
 
 def describe(algorithm: Algorithm[Any], federation: Federation, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedge.once import is_new
+
 # Sums may be split over the lanes of a vector; infinities and NaN stay what they are.
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fwrapv")  # fmt: skip # noqa: E501
 SECONDS = 60  # for a compiler
-_TOLD: set[str] = set()
 
 log = logging.getLogger("fedge")
 
@@ -137,8 +138,7 @@ def is_made(make: Callable[[], Any], what: str) -> bool:
     try:
         make()
     except NoCompiler as reason:
-        if (told := f"{what} are computed by torch's operations: {reason}") not in _TOLD:
-            _TOLD.add(told)
+        if is_new(told := f"{what} are computed by torch's operations: {reason}"):
             log.info(told)
         return False
     return True

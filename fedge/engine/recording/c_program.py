@@ -20,10 +20,10 @@ from fedge.engine.recording.cuda_graph import Function
 from fedge.engine.recording.graph_passes import simplify, update_in_place
 from fedge.engine.recording.recorder import Traced, apart, check_same
 from fedge.engine.recording.untouched import untouched
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
 LARGEST = 1 << 18  # bytes that a job carries: beyond a core's second cache a library's products are faster
-_TOLD: set[str] = set()
 
 
 class Program:
@@ -151,6 +151,5 @@ def steps_of(block: Batch) -> Iterator[Batch]:
 
 def _tell(what: str, level: int = logging.INFO) -> None:
     """Once for every reason."""
-    if what not in _TOLD:
-        _TOLD.add(what)
+    if is_new(what):
         log.log(level, what)

@@ -12,11 +12,11 @@ from torch import Tensor
 from fedge.checks import positive
 from fedge.core import Task
 from fedge.engine.clients.directory import Jobs
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
 MAX_WEIGHT, MAX_SHARE = 1e6, 0.5
 FEW = 4  # so few clients may have any share: honest ones often differ as much
-_TOLD: set[float] = set()
 
 
 def check_limits(max_weight: float, max_share: float | None) -> None:
@@ -100,8 +100,7 @@ def cap(bounds: Tensor, max_share: float) -> float:
 
 def _tell(share: float, counts: float) -> None:
     """Once: it is no fault of the client's, but its data count for less than they are."""
-    if not _TOLD:
-        _TOLD.add(share)
+    if is_new("max_share"):
         log.warning(
             "one client has %.0f %% of its cohort's weight: it counts for %.0f %%; max_share of the link says so",
             100 * share,

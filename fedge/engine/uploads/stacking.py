@@ -13,9 +13,9 @@ from fedge.core import Combine, Params, Payload, Reply, Uploads
 from fedge.engine.uploads import beside
 from fedge.engine.uploads.coding import split
 from fedge.ledger import payload_bytes
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
-_TOLD: set[str] = set()
 
 
 class Piece(NamedTuple):
@@ -104,8 +104,7 @@ class Stack:
     def _tell(self, whole: Piece) -> None:
         """Once for every rule: what it needs beyond what a mean would."""
         name = type(self.combine).__name__
-        if name not in _TOLD:
-            _TOLD.add(name)
+        if is_new(("gathers", name)):
             size = sum(payload_bytes(upload) for upload in whole.uploads)
             log.info("%s needs all %d uploads at once: %.1f MB", name, len(whole.clients), size / 1e6)
 

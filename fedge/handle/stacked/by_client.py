@@ -14,18 +14,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedge.handle.stacked.rule import stacked
+from fedge.once import is_new
 
 log = logging.getLogger("fedge")
 
 _REFUSED = "Batching rule not implemented for"
 _SLOW = re.compile(r"batching rule for (\S+?)\. ")
-_TOLD: set[str] = set()
 
 
 def tell(name: str) -> None:
     """Once for every function: it costs time, and it is no error."""
-    if name not in _TOLD:
-        _TOLD.add(name)
+    if is_new(("client by client", name)):
         log.warning("the model's function %s has no batched form and is called client by client", name)
 
 
