@@ -7,7 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import fedge
 from benchmarks.readme import README
 from benchmarks.rounds import aims, grid, page, store, tables
 from benchmarks.rounds.findings import ARITHMETIC, Findings
+from fedge.algorithms import FOOF
 from fedge.edge import Clock, Profiles
 
 ROOT = Path(__file__).parent.parent
@@ -170,16 +172,23 @@ def test_rows_without_runs_are_one_line(tmp_path: Path) -> None:
     assert told.count("\n") == 0
 
 
+def on_a_phone(algorithm: fedge.FedAvg, examples: int) -> tuple[float, float]:
+    """Seconds of work, and of all else, in a round of one client."""
+    x, y = torch.rand(examples, 1, 28, 28), torch.arange(examples) % 10
+    federation = fedge.Federation(fedge.data.Data(x, y, x, y, 10), [range(examples)])
+    link = Clock(fedge.Engine("cpu").link(algorithm, federation), federation, Profiles("phone"))
+    run = fedge.train(algorithm, federation, rounds=1, seed=0, link=link)
+    _, latency, down, work, up, _ = run.history[0]["timeline"][0]["clients"][0]
+    return work, latency + down + up
+
+
 def test_what_local_spectral_steps_cost_on_phones() -> None:
     """Counted on the clock with a client of two steps; all else of a round follows from it."""
-    x, y = torch.rand(30, 1, 28, 28), torch.arange(30) % 10
-    federation, seconds = fedge.Federation(fedge.data.Data(x, y, x, y, 10), [range(30)]), {}
+    seconds = {}
     for name, setting in {"plain": {}, "spectral": {"optimiser": "spectral", "carry_momentum": True}}.items():
-        algorithm = fedge.FedAvg(fedge.models.fmnist_cnn(seed=0), epochs=1, batch_size=15, **setting)
-        link = Clock(fedge.Engine("cpu").link(algorithm, federation), federation, Profiles("phone"))
-        run = fedge.train(algorithm, federation, rounds=1, seed=0, link=link)
-        _, latency, down, work, up, _ = run.history[0]["timeline"][0]["clients"][0]
-        seconds[name] = (work, latency + down + 100 * work + up)  # of two steps; of a round of two hundred
+        model = fedge.models.fmnist_cnn(seed=0)
+        work, rest = on_a_phone(fedge.FedAvg(model, epochs=1, batch_size=15, **setting), 30)
+        seconds[name] = (work, rest + 100 * work)  # of two steps; of a round of two hundred
     assert round(seconds["spectral"][0] / seconds["plain"][0]) == ARITHMETIC
     text = " ".join(page.PAGE.read_text().split())
     plain, spectral = seconds["plain"][1], seconds["spectral"][1]
@@ -187,3 +196,20 @@ def test_what_local_spectral_steps_cost_on_phones() -> None:
     assert f"31 rounds take {round(31 * plain, -1):.0f} s and 8 rounds {round(8 * spectral, -1):,.0f} s" in text
     assert f"server step's 13 take {round(13 * plain, -1):.0f} s" in text
     assert f"{ARITHMETIC} times the arithmetic per round" in text
+
+
+def test_what_foof_costs_on_phones() -> None:
+    """A whole round of the yardstick's client, since its inverses are made once per round."""
+    kinds, common = (fedge.FedAvg, FOOF), {"epochs": 5, "batch_size": 15}
+    plain, foof = (on_a_phone(kind(fedge.models.fmnist_cnn(seed=0), **common), 600)[0] for kind in kinds)
+    assert f"`FOOF` | FedAvg's bytes, {foof / plain:.1f} times its arithmetic" in page.PAGE.read_text()
+
+
+def test_seeds_that_diverge_count_for_those_who_are_asked() -> None:
+    def falls(*seeds: bool) -> list[Line]:
+        return [{"diverged": fell} for fell in seeds]
+
+    one, two = {"A": falls(True, False), "B": falls(False)}, {"A": falls(True), "B": falls(True, True)}
+    found = SimpleNamespace(grid=SimpleNamespace(problems=["one", "two"]), runs={"one": one, "two": two}.__getitem__)
+    assert aims.fallen(cast("Findings", found), lambda problem, name: name == "A") == 2
+    assert aims.fallen(cast("Findings", found), lambda problem, name: (problem, name) == ("two", "B")) == 2

@@ -96,7 +96,7 @@ def _final(line: Line) -> str:
 
 def setting(entry: Entry) -> str:
     """What a run was made with, and how that came to be."""
-    note = " (not tuned)" if entry.rank is None else ""
+    note = " (not tuned here)" if entry.rank is None else ""
     note = f" (choice {entry.rank + 1}: with those before it, runs diverged)" if entry.rank else note
     return described(entry.config["algorithm"]) + note
 
