@@ -82,7 +82,8 @@ class Range(NamedTuple):
     grows with a client's examples, such as its number of steps, `most` says what clients with these numbers of examples
     have at most: its numbers are compared with the other clients' as shares of that, and beyond that refused, with room
     for rounding: a twentieth, in half precision twice that number. `least` says the same of the other end, where it
-    depends on what was sent or on the examples; it is of clients that do the whole of their work.
+    depends on what was sent or on the examples; it is of clients that do the whole of their work. `shrunk` reads from
+    what was sent which share of `most` a client can have in this round, such as the factor of steps that shrink.
     """
 
     part: str
@@ -92,6 +93,7 @@ class Range(NamedTuple):
     name: str | None = None
     most: Callable[[Tensor], Tensor] | None = None  # numbers of examples -> numbers of the part, [J]
     least: Callable[[Payload, Tensor], Tensor] | None = None  # what was sent, numbers of examples -> the same, [J]
+    shrunk: Callable[[Payload], Tensor | None] | None = None  # what was sent -> a share, or None for all of it
 
 
 @dataclass(frozen=True)

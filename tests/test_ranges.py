@@ -257,6 +257,14 @@ def test_who_claims_many_more_steps_than_its_examples_make_is_one(name: str, par
     assert [{drop["client"] for drop in record["dropped"]} for record in run.history] == [{LIAR}] * 4
 
 
+@pytest.mark.parametrize(("kind", "part"), [(fedge.FedNova, "steps"), (fedge.FedCM, "length")])
+def test_who_claims_whole_steps_when_they_have_shrunk_is_one(kind: Any, part: str) -> None:
+    """In the third round of `lr_decay` 0.5 they are a quarter; FedNova's server step would be as long as claimed."""
+    algorithm = kind(toy_model(), lr=0.1, epochs=1, batch_size=4, lr_decay=0.5)
+    run = trained(algorithm, part, lambda _, leaf, t: leaf * 2 ** (t - 1))
+    assert [{drop["client"] for drop in record["dropped"]} for record in run.history] == [set(), *[{LIAR}] * 3]
+
+
 @pytest.mark.parametrize("link", [Loopback, Simulator])
 def test_a_small_client_with_a_label_of_its_own_is_no_liar_for_its_squares(link: Any) -> None:
     """The others have learnt theirs: its squares are thousands of times as large, as squares of updates may be."""

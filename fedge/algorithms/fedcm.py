@@ -80,7 +80,8 @@ class FedCM(Algorithm[State]):
 
         tasks = self._local().tasks("train", model, upload, hold=shares, bend=mixed)
         # TINY is the least that numbers of single precision can be divided by.
-        return ranged(tasks, Range("length", TINY, math.inf, most=self._longest, least=self._shortest))
+        length = Range("length", TINY, math.inf, most=self._longest, least=self._shortest, shrunk=schedule.factor)
+        return ranged(tasks, length)
 
     def _longest(self, examples: Tensor) -> Tensor:
         return self.lr * self._local().longest(examples)

@@ -58,7 +58,7 @@ class FedNova(Algorithm[State]):
             moved = tree.sub(sent["params"], carry["params"])
             return {"direction": tree.scale(1 / steps, moved), "steps": {"sum": steps}}
 
-        steps = Range("steps", 0.0, math.inf, most=self._local().longest)
+        steps = Range("steps", 0.0, math.inf, most=self._local().longest, shrunk=schedule.factor)
         return ranged(self._local().tasks("train", model, upload), steps)
 
     def _local(self) -> LocalTraining:

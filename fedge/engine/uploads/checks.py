@@ -96,8 +96,13 @@ def _ends(one: Range, sent: Payload, examples: Tensor, kind: torch.dtype) -> tup
     """The least and the most of one client, with room for rounding where they depend on it."""
     room = ROUGHLY if kind in (torch.float16, torch.bfloat16) else NEARLY
     low = one.low if one.least is None else max(one.low, float(one.least(sent, examples)) / room)
-    high = one.high if one.most is None else min(one.high, float(one.most(examples)) * room)
+    high = one.high if one.most is None else min(one.high, float(one.most(examples)) * _share(one, sent) * room)
     return low, high
+
+
+def _share(one: Range, sent: Payload) -> float:
+    share = None if one.shrunk is None else one.shrunk(sent)
+    return 1.0 if share is None else float(share)
 
 
 def _below(low: float) -> float:
