@@ -366,6 +366,10 @@ class Algorithm(ABC, Generic[S]):
     def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
         """Refuse, before any training, so many rounds in all, or a draw of cohorts, of which nothing can come."""
 
+    def no_rule_limits(self) -> str | None:
+        """What the server adds up over rounds, so that no rule for single uploads limits it; with the remedy."""
+        return None
+
     def notes(self, state: S) -> dict[str, Any]:
         """What else belongs into the record of a round."""
         return {}

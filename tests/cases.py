@@ -114,6 +114,7 @@ def first_order(outputs: int = 3) -> dict[str, Algorithm]:
         "fednova_decay": fedge.FedNova(model, lr=0.1, epochs=2, batch_size=4, lr_decay=0.8, inner_decay=0.3, clip=0.8),
         "scaffold": fedge.SCAFFOLD(model, lr=0.1, epochs=2, batch_size=4, clients=7),
         "scaffold_counted": fedge.SCAFFOLD(model, lr=0.1, epochs=2, batch_size=4, weight_decay=0.01, server_lr=0.8),
+        "scaffold_average": fedge.SCAFFOLD(model, lr=0.1, epochs=2, batch_size=4, clients=7, control="average"),
         "scaffold_weighted": fedge.SCAFFOLD(
             model, lr=0.1, epochs=2, batch_size=4, weighted=True, lr_decay=0.8, inner_decay=0.3, clip=0.8
         ),
@@ -219,6 +220,7 @@ def combined(plain: dict[str, Algorithm], binary: dict[str, Algorithm]) -> dict[
         "gather": fedge.Gather(),
     }
     found = {f"robust_{name}": fedge.Robust(plain["fedavg"], rule) for name, rule in rules.items()}
+    found["robust_scaffold"] = fedge.Robust(plain["scaffold_average"], fedge.BoundedMean())
     found["robust_lbfgs"] = fedge.Robust(plain["lbfgs_product_next"], fedge.Median())
     found["robust_fedova"] = fedge.Robust(fedge.FedOVA(binary["fedavg"], classes=3), fedge.TrimmedMean(0.2))
     found["fedova_robust"] = fedge.FedOVA(fedge.Robust(binary["feddane"], fedge.Krum(1, 2)), classes=3)

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Algorithm, tuple[int, int], tuple[int, int]]] = {
     "subspace_line": (fedge.SubspaceNewton(model(), memory=0), *[subspace(1)] * 2),
     "giant": (
         fedge.GIANT(model(), iterations=2),
-        *[(3 * C * D * B, 2 * C * (D * B + 4) + C * (4 * B + 4))] * 2,
+        *[(3 * C * D * B, 2 * C * (D * B + 4) + C * (5 * B + 4))] * 2,
     ),
     "done": (fedge.DONE(model(), iterations=2, candidates=()), *[(2 * C * D * B, 2 * C * (D * B + 4))] * 2),
     "fedova": (  # two labels per client: two jobs each

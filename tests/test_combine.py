@@ -310,7 +310,9 @@ def test_a_rule_around_fedova_combines_every_class_by_itself() -> None:
 def test_counters_beside_a_model_are_averaged_and_not_compared(rule: Combine) -> None:
     """SCAFFOLD counts clients, FedNova steps: a rule for directions has no say in them."""
     federation, model = ragged(toy_data()), fedge.models.mlp(6, (12,), 3, seed=1).double()
-    run = fedge.train(fedge.Robust(fedge.SCAFFOLD(model, epochs=1), rule), federation, rounds=20, cohort=4)
+    run = fedge.train(
+        fedge.Robust(fedge.SCAFFOLD(model, epochs=1, control="average"), rule), federation, rounds=20, cohort=4
+    )
     assert run.state["seen"] == pytest.approx(7)
     clipped, plain = (
         fedge.train(a, federation, rounds=1).params

@@ -26,6 +26,7 @@ SCAFFOLD = {
     "shrinking": SHRINKING,
     "decayed": {"weight_decay": 0.02, "server_lr": 0.7, "clip": 0.5},
     "full_batch": {"batch_size": None},
+    "average": {"control": "average", **SHRINKING},
 }
 FEDPROX = {
     "plain": {},
@@ -105,6 +106,14 @@ def test_equal_clients_make_fednova_fedavg() -> None:
         for kind in (fedge.FedAvg, fedge.FedNova)
     ]
     assert close(runs[0].params, runs[1].params) < 1e-12
+
+
+def test_with_everybody_in_the_cohort_an_average_is_the_sum() -> None:
+    federation = ragged(toy_data())
+    algorithms = [fedge.SCAFFOLD(toy_model(), clients=7, control=kind, **COMMON) for kind in ("sum", "average")]
+    every, some = ([fedge.train(a, federation, rounds=4, cohort=c, seed=9).params for a in algorithms] for c in (7, 4))
+    assert close(*every) < 1e-12
+    assert close(*some) > 1e-6
 
 
 def test_the_control_is_the_mean_of_the_clients_controls() -> None:

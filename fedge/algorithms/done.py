@@ -24,7 +24,7 @@ class DONE(LocalNewton):
     eigenvalue of any client's matrix), and diverge above. R of them sum up alpha (I - alpha H_k)^r g, r < R. With a
     small R or alpha the step is near alpha R g, which is a regularisation too. With `batch_size` every iteration takes
     the next batch instead of all examples. `candidates`: the cohort is asked for its loss at w_t - a lr p for each a,
-    and the best is taken; with none, a is 1.
+    and the best is taken, 0 being no step; with none, a is 1.
 
     The record of a round has `cos_step` = cos(p, g) and `length_step` = |p| / |g|.
 

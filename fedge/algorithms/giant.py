@@ -24,8 +24,8 @@ class GIANT(LocalNewton):
     matrix). It is the Hessian for softmax regression, the paper's case, and positive semi-definite for every network.
     One iteration is one product over all examples in one batch. The paper needs many examples per client, so that every
     H_k is near the mean. `damping`, which the paper does not have, keeps steps short if clients have few examples.
-    `candidates`: the cohort is asked for its loss at w_t - a lr p for each a, and the best is taken; with none, a is 1.
-    (The paper takes the longest that passes Armijo's test.)
+    `candidates`: the cohort is asked for its loss at w_t - a lr p for each a, and the best is taken, 0 being no step;
+    with none, a is 1. (The paper takes the longest that passes Armijo's test.)
 
     The record of a round has `cos_step` = cos(p, g) and `length_step` = |p| / |g|.
 

@@ -26,6 +26,7 @@ class LocalNewton(Algorithm[State]):
 
     A subclass says how the system is solved: `begin` makes the solver's first state from g, `improve` makes one
     iteration of it with one product, `solution` reads the answer. One iteration is one step of the client's fold.
+    With 0 among the `candidates` the cohort can refuse the step.
     """
 
     model: nn.Module
@@ -34,7 +35,7 @@ class LocalNewton(Algorithm[State]):
     weight_decay: float = 0.0
     damping: float = 0.1
     matrix: Literal["gauss_newton", "fisher"] = "gauss_newton"
-    candidates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    candidates: tuple[float, ...] = (0.0, 0.03, 0.1, 0.3, 1.0)
     loss: Loss = by_target
 
     def __post_init__(self) -> None:
@@ -44,7 +45,7 @@ class LocalNewton(Algorithm[State]):
             non_negative(name, getattr(self, name))
         choice("matrix", self.matrix, ("gauss_newton", "fisher"))
         for candidate in self.candidates:
-            positive("candidates", candidate)
+            non_negative("candidates", candidate)
 
     @abstractmethod
     def begin(self, g: Params) -> Carry:

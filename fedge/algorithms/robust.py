@@ -28,6 +28,8 @@ class Robust(Wrapper[Any]):
     def __post_init__(self) -> None:
         if not isinstance(self.combine, Combine):
             raise TypeError(f"combine is {self.combine!r}, it must be a rule such as fedge.Median() or fedge.Krum(2)")
+        if not isinstance(self.combine, Mean) and (why := self.inner.no_rule_limits()) is not None:
+            raise ValueError(why)
 
     def setup(self, state: Any) -> Flow[Any]:
         return altered(self.inner.setup(state), self._changed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedge.algorithms import schedule, server
 from fedge.algorithms.local import LocalTraining, check_settings
 from fedge.algorithms.optimisers import SGD
 from fedge.algorithms.server import Served
-from fedge.checks import at_least_one
+from fedge.checks import at_least_one, choice
 from fedge.core import Algorithm, Ask, Carry, Flow, Loss, Model, Params, Payload, Range, Reply, Task
 from fedge.handle import by_target
 
@@ -48,6 +48,14 @@ class SCAFFOLD(Algorithm[State]):
     taken part so far: a client's first upload says that it is new. FedOVA needs this, because N differs from class to
     class.
 
+    The rule for c adds up what clients send, for ever: a client that lies a little in every round moves it as far as it
+    likes, and a rule that limits every upload does not limit the sum. With `control="average"` they send c_k^+ itself:
+
+        c <- c + |S| / N * (mean over S of c_k^+  -  c)
+
+    which forgets. If all take part it is the same; else c is the mean of all c_k on average over cohorts, not at all
+    times. `Robust` takes SCAFFOLD in this form only.
+
     The means are plain, as in the paper, whose objective is the mean of the clients' objectives. The fixed point is
     decided by c, not by the mean of the updates. `weighted` weighs both means by n_k, as FedAvg does, and the objective
     is then the mean over examples. The weights of clients that were not seen yet are unknown, so leave `clients` at
@@ -74,16 +82,23 @@ class SCAFFOLD(Algorithm[State]):
     clip: float | None = None
     weighted: bool = False
     clients: int | None = None
+    control: Literal["sum", "average"] = "sum"
     loss: Loss = by_target
 
     def __post_init__(self) -> None:
         check_settings(self)
         server.check(self)
+        choice("control", self.control, ("sum", "average"))
         if self.clients is None:
             return
         at_least_one("clients", self.clients)
         if self.weighted:
             raise ValueError(f"clients is {self.clients}, but weighted means need the weights of all: leave it at None")
+
+    def no_rule_limits(self) -> str | None:
+        if self.control == "average":
+            return None
+        return "SCAFFOLD adds up what clients send, which no rule for single uploads limits: give it control='average'"
 
     def tasks(self, model: Model) -> Mapping[str, Task]:
         def corrected(sent: Payload, held: Params, params: Params, grad: Params) -> Params:
@@ -100,7 +115,9 @@ class SCAFFOLD(Algorithm[State]):
     def _finish(self, sent: Payload, carry: Carry, examples: Tensor) -> tuple[Payload, Tensor]:
         delta = tree.sub(carry["params"], sent["params"])
         change = tree.scale(-1.0, tree.axpy(1 / (self.lr * carry["length"]), delta, sent["control"]))  # c_k^+ - c_k
-        upload = {"delta": delta, "change": change, OWN: tree.add(sent[OWN], change)}
+        own = tree.add(sent[OWN], change)
+        told = {"control": own} if self.control == "average" else {"change": change}
+        upload = {"delta": delta, **told, OWN: own}
         weight = examples.float() if self.weighted else torch.ones_like(examples, dtype=torch.float32)
         if self.clients is None:
             upload |= self._presence(sent, carry["length"], examples)
@@ -136,14 +153,17 @@ class SCAFFOLD(Algorithm[State]):
 
     def _control(self, trained: Reply, state: State) -> State:
         """The mean of all clients' controls after this round: c + |S| / N * mean change, where N may have grown."""
-        control, change = state["control"], trained.mean["change"]
+        control = state["control"]
+        change = trained.mean["change"] if self.control == "sum" else tree.sub(trained.mean["control"], control)
         if self.clients is not None:
             return {"control": tree.axpy(int(trained.clients) / self.clients, change, control)}
         told, here = trained.mean["presence"], trained.clients.to(state["seen"])
         if self.weighted:
             here = here / told["inverse"]  # sum of n_k = |S| / (mean of 1 / n_k by n_k)
         seen = torch.maximum(state["seen"] + here * told["new"], here)  # whoever is here has been seen
-        return {"control": tree.axpy(here / seen, change, tree.scale(state["seen"] / seen, control)), "seen": seen}
+        if self.control == "sum":  # the sum stays, of more clients
+            control = tree.scale(state["seen"] / seen, control)
+        return {"control": tree.axpy(here / seen, change, control), "seen": seen}
 
 
 def _nothing_yet(sent: Payload) -> Payload:

@@ -26,6 +26,7 @@ from fedge.handle import by_target
 
 State = dict[str, Any]
 UPDATE, LAST = "update", "last_"  # the parts that the basis travels as
+LONGEST = 10.0  # times the mean update, of a step
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,7 @@ class SubspaceNewton(Algorithm[State]):
         V = [u, s_{t-1}, ..., s_{t-memory}]    the mean update and the last steps, d x k
         g = V^T grad F(c),  G = V^T B(c) V     at the centre c = w_t + u ("update") or w_t ("start"), cohort means
         a = -(G + damping diag G)^{-1} g       for each of the `dampings`
-        w_{t+1} = the best of w_t + u and c + V a, by the cohort's losses
+        w_{t+1} = the best of w_t + u and c + V a, by the cohort's losses; no step is longer than 10 |u|
 
     B is the Gauss-Newton or the empirical Fisher matrix (`matrix`); no d x d matrix is formed, and clients need k
     forward-mode passes and no backward pass. FedAvg's own point w_t + u is always a candidate, so in no round is the
@@ -131,11 +132,12 @@ class SubspaceNewton(Algorithm[State]):
         fedavg = torch.zeros_like(slopes)
         fedavg[0] = 1.0
         offset = fedavg if self.centre == "update" else torch.zeros_like(slopes)
+        dots = gram([*basis, w])
         if self.weight_decay:
-            dots = gram([*basis, w])
             matrix = matrix + self.weight_decay * dots[:-1, :-1]
             slopes = slopes + self.weight_decay * (dots[:-1, -1] + dots[:-1, :-1] @ offset)
-        return torch.stack([fedavg, *(offset + newton(slopes, matrix, damping) for damping in self.dampings)])
+        steps = (offset + newton(slopes, matrix, damping) for damping in self.dampings)
+        return torch.stack([fedavg, *(bounded(step, dots[:-1, :-1]) for step in steps)])
 
     def notes(self, state: State) -> dict[str, Any]:
         return dict(state["chosen"])
@@ -152,6 +154,12 @@ def newton(slopes: Tensor, matrix: Tensor, damping: float) -> Tensor:
     right = torch.where(curved, slopes / root, 0.0)
     solved = torch.linalg.pinv(scaled, rtol=1e-10, hermitian=True) @ right
     return torch.where(curved, -solved / root, 0.0)
+
+
+def bounded(coefficients: Tensor, dots: Tensor) -> Tensor:
+    """V a, made no longer than `LONGEST` times u: where few clients answer, lies can take nearly all curvature away."""
+    most, length = LONGEST * dots[0, 0].sqrt(), (coefficients @ dots @ coefficients).clamp(min=0).sqrt()
+    return coefficients * (most / length) if length > most else coefficients
 
 
 def _basis(sent: Payload) -> list[Params]:

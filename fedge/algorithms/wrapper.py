@@ -36,6 +36,9 @@ class Wrapper(Algorithm[S]):
     def check_run(self, rounds: int, cohort: int, sampling: str) -> None:
         self.inner.check_run(rounds, cohort, sampling)
 
+    def no_rule_limits(self) -> str | None:
+        return self.inner.no_rule_limits()
+
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.inner.losses(scores, y)
 

@@ -19,10 +19,11 @@ class BoundedMean(Combine):
 
     The length is over all tensors of a part: an upload with several, such as SCAFFOLD's, has a length and a limit for
     each, so that a liar cannot put the length of the one into the other. The quantile is over the uploads of all rows:
-    a class of FedOVA has few uploads, the cohort has many. There every client counts once, however many rows it has.
-    Weights do not count, since a liar would choose its own. A share s of liars then moves the mean by s * limit at
-    most, whatever they send; as long as less than 1 - quantile of the clients lie, the limit is no larger than an
-    honest length. Needs all uploads at once.
+    a class of FedOVA has few uploads, the cohort has many. There every client counts once, however many rows it has,
+    and one with more rows than most has its uploads shortened by (median of the numbers of rows) / (its own): who
+    claims all classes is not heard in each as loudly as those that hold two. Weights do not count, since a liar would
+    choose its own. A share s of liars then moves the mean by s * limit at most, whatever they send; as long as less
+    than 1 - quantile of the clients lie, the limit is no larger than an honest length. Needs all uploads at once.
     """
 
     quantile: float = 0.5
@@ -36,12 +37,14 @@ class BoundedMean(Combine):
         return self.among(uploads, torch.arange(_count(uploads)))
 
     def among(self, uploads: Payload, clients: Tensor) -> Payload:
-        return {part: self._bounded(part, leaves, clients) for part, leaves in uploads.items()}
+        shares = voices(clients)
+        return {part: self._bounded(part, leaves, clients, shares) for part, leaves in uploads.items()}
 
-    def _bounded(self, part: str, leaves: Params, clients: Tensor) -> Params:
+    def _bounded(self, part: str, leaves: Params, clients: Tensor, shares: Tensor) -> Params:
         lengths = squared_norms({part: leaves}).sqrt()
         limit = quantile(lengths, clients, self.quantile)
         factor = (limit / lengths).nan_to_num(nan=1.0).clamp(max=1.0)  # an upload of zeros stays one
+        factor = factor * shares.to(factor)
         return {name: times(leaf, factor) for name, leaf in leaves.items()}
 
     def together(self, uploads: Payload, weights: Tensor) -> Payload:
@@ -50,6 +53,13 @@ class BoundedMean(Combine):
 
 def _count(uploads: Payload) -> int:
     return next(len(leaf) for leaves in uploads.values() for leaf in leaves.values())
+
+
+def voices(clients: Tensor) -> Tensor:
+    """min(1, median / own) of the numbers of rows that the client of each upload has here, [J]."""
+    _, which, counts = clients.unique(return_inverse=True, return_counts=True)
+    found: Tensor = (counts.median() / counts).clamp(max=1.0)[which]
+    return found
 
 
 def quantile(lengths: Tensor, clients: Tensor, share: float) -> Tensor:

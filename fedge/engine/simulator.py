@@ -262,7 +262,7 @@ class Simulator(Folding):
         named = dict(zip(ask.tasks, tasks, strict=True))
         limits = Limits(named, sizes or self.directory.sizes, self.max_weight, self.max_share)
         limits.among(jobs)
-        return Intake(ask, tasks[0], limits, self.max_ratio, before=self.held.reused(ask))
+        return Intake(ask, tasks, limits, self.max_ratio, before=self.held.reused(ask))
 
     def close(self, at: At) -> None:
         """All asks of a phase are done: what belongs to uploads that did not count is forgotten."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import fedge
 from fedge.core import Algorithm
@@ -67,7 +68,7 @@ def _rest() -> dict[str, Algorithm]:
         **{f"Robust, {name}": fedge.Robust(plain(), rule) for name, rule in rules.items()},
         **{f"Compressed, {name}": fedge.Compressed(plain(), codec) for name, codec in codecs.items()},
         "Robust around compressed SCAFFOLD": fedge.Robust(
-            fedge.Compressed(_inner(10)["SCAFFOLD"](), fedge.TopK(0.1)), fedge.Median()
+            fedge.Compressed(replace(_inner(10)["SCAFFOLD"](), control="average"), fedge.TopK(0.1)), fedge.Median()
         ),
     }
 

@@ -71,9 +71,10 @@ def scaffold(
     server_momentum: float = 0.0,
     spectral: bool = False,
     weight: Weight = lambda n: 1.0,
+    control: str = "sum",
     **options: float,
 ) -> Params:
-    """The server's control is recomputed from its meaning: the mean of all controls.
+    """The server's control is recomputed from its meaning: the mean of all controls, or one that moves to the cohort's.
 
     `total` is the number of clients, None: those seen so far are all there are.
     """
@@ -100,7 +101,11 @@ def scaffold(
             w = w - server_lr * m
         masses = {k: weight(len(clients[k][1])) for k in controls}
         mass = sum(masses.values()) if total is None else total
-        c = sum(masses[k] * control for k, control in controls.items()) / mass
+        if control == "sum":
+            c = sum(masses[k] * own for k, own in controls.items()) / mass
+        else:
+            here = sum(masses[k] for k in phases[0])
+            c = c + here / mass * (sum(masses[k] * controls[k] for k in phases[0]) / here - c)
     return named(module, w)
 
 

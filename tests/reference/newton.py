@@ -116,7 +116,7 @@ def subspace_newton(
     matrix: str,
     dampings: Sequence[float],
 ) -> Params:
-    """Local training, then the best by loss of FedAvg's point and damped Newton steps in the span of V."""
+    """Local training, then the best by loss of FedAvg's point and damped Newton steps in V, none beyond 10 |u|."""
     w, steps = flat(module), []
     for t, (cohort, *_rest) in rounds(cohorts):
         model = with_params(module, w)
@@ -134,7 +134,8 @@ def subspace_newton(
         points = [w + u]
         for damping in dampings:
             damped = small + damping * torch.diag(small.diagonal())
-            points.append(c - v @ torch.linalg.solve(damped, v.T @ g))
+            step = c - w - v @ torch.linalg.solve(damped, v.T @ g)
+            points.append(w + step * min(1.0, 10 * float(u.norm() / step.norm())))
         best = smallest([penalised(module, clients, cohort, point, weight_decay) for point in points])
         steps = [points[best] - w, *steps][:memory]
         w = points[best]

@@ -123,7 +123,7 @@ class MessageLink(BaseLink):
         limits = Limits(named_tasks, self.directory.sizes, self.max_weight, self.max_share)
         before = [self._sent[name] for name in ask.reuse if name in self._sent]
         self._sent |= ask.send
-        intake = Intake(ask, tasks[0], limits, self.max_ratio, True, before)
+        intake = Intake(ask, tasks, limits, self.max_ratio, True, before)
         collector = Collector(at, ask, tasks, self.directory.jobs(clients, tasks[0], ask.rows), intake)
         self._known |= {n: p if tasks[0].rows is None else tree.take(p, 0) for n, p in ask.send.items()}
         checks.require_held(ask.tasks[0], ask.reuse, self._known)

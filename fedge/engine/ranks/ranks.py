@@ -6,7 +6,7 @@ for a rule that needs all uploads together, the uploads do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -159,7 +159,7 @@ class Ranks(BaseLink):
         for task in tasks if len(jobs.clients) else ():
             upload = checks.template(task, here)
             here |= {name: upload[name] for name in task.keeps}
-            like |= {} if task.private else _combined(ask.combine, checks.upload_template(task, here))
+            like |= {} if task.private else _combined(ask.combine, checks.upload_template(task, here), task.losses)
         self._known |= here
         return Part(ask, tasks, jobs, like)
 
@@ -190,7 +190,7 @@ class Ranks(BaseLink):
             return [self._nothing(part) for part in parts], error
 
     def _nothing(self, part: Part) -> Done:
-        return Done(new_total(part.ask, part.tasks[0]), [], 0)
+        return Done(new_total(part.ask, part.tasks), [], 0)
 
     def _sum(self, at: At, parts: list[Part], done: list[Done], error: Exception | None) -> list[Done]:
         """The one all-reduce of a phase. In float64, where the bytes and the addresses are exact as well."""
@@ -212,7 +212,7 @@ class Ranks(BaseLink):
         found: list[Total] = []
         for part, one in zip(parts, done, strict=True):
             if isinstance(one.total, Sums):
-                whole = rest.sums(part.ask.combine, one.total.rows, part.like)
+                whole = rest.sums(one.total, part.like)
                 whole.few = self._all_few(one.total) if part.ask.combine.limits else []
                 found.append(whole)
             else:
@@ -222,7 +222,7 @@ class Ranks(BaseLink):
     def _all_uploads(self, stack: Stack) -> Stack:
         """The uploads of all ranks, on every rank."""
         everybody = self.group.gather([piece.to(CPU) for piece in stack.pieces])
-        whole = Stack(stack.combine, stack.rows)
+        whole = Stack(stack.combine, stack.rows, stack.losses)
         whole.pieces = [piece.to(self.runtime.device) for rank in everybody for piece in rank]
         return whole
 
@@ -244,12 +244,13 @@ class Ranks(BaseLink):
         return sorted(dropped, key=lambda drop: place[drop.client])
 
 
-def _combined(combine: Combine, like: Payload) -> Payload:
+def _combined(combine: Combine, like: Payload, losses: Collection[str]) -> Payload:
     """What a streaming rule makes of such an upload."""
     if not combine.streams:
         return like
-    large, small = split({part: tree.map_(lambda leaf: leaf[None], leaves) for part, leaves in like.items()})
-    summed = {**combine.each(large), **({} if combine.limits else small)}
+    stacked = {part: tree.map_(lambda leaf: leaf[None], leaves) for part, leaves in like.items()}
+    large, small = split(stacked, losses)
+    summed = {**(combine.each(large) if large else {}), **({} if combine.limits else small)}
     return {part: tree.take(leaves, 0) for part, leaves in summed.items()}
 
 
@@ -294,8 +295,8 @@ class _Reader:
         begin, self.at = self.at, self.at + size.numel()
         return self.flat[begin : self.at].view(size)
 
-    def sums(self, combine: Combine, rows: int | None, like: Payload) -> Sums:
-        mean, front = Sums(combine, rows), () if rows is None else (rows,)
+    def sums(self, own: Sums, like: Payload) -> Sums:
+        mean, front = Sums(own.combine, own.rows, own.losses), () if own.rows is None else (own.rows,)
         clients = self.take(front)
         for name, leaves in like.items():
             mean.weights[name] = self.take(front)

@@ -1,8 +1,8 @@
-"""Numbers beside a model under a robust rule, which does not look at them: bounded one by one, then averaged."""
+"""Numbers that a robust rule does not look at, beside a model and losses: bounded one by one, then averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from fedge import tree
 from fedge.core import Params, Payload
 
 FAR = 10.0  # times the usual: what a number beside a model counts for at most, under a rule
+WORSE = 3.0  # times the usual: what a loss counts for at most above its client's lowest
 
 
 class Few(NamedTuple):
@@ -40,12 +41,29 @@ def bounded(leaf: Tensor) -> Tensor:
     return torch.maximum(torch.minimum(leaf, most), -most)
 
 
+def judged(leaf: Tensor) -> Tensor:
+    """Losses of q points [J, q], each above its client's lowest by at most three times what is usual at that point.
+
+    They choose a point, so only differences within a client count. Compared with the lowest, a liar can speak against
+    a point by what others say against it, and for one by saying nothing: it cannot outvote them by a number. Usual is
+    the upper median; the common level is the median of the lowest.
+    """
+    lowest = leaf.amin(1, keepdim=True)
+    above = (leaf - lowest).nan_to_num(nan=torch.inf)
+    most = WORSE * above.sort(0).values[len(leaf) // 2]
+    return lowest.median(0).values + torch.minimum(above, most)
+
+
+def bounded_part(name: str, part: Params, losses: Collection[str]) -> Params:
+    return tree.map_(judged if name in losses else bounded, part)
+
+
 def mean(part: Params, weights: Tensor) -> Params:
     share = weights.double() / weights.double().sum()
     return tree.map_(lambda leaf: torch.tensordot(share, leaf.double(), dims=1).to(mean_type(leaf)), part)
 
 
-def bounded_means(some: Sequence[Few], rows: int | None) -> Payload:
+def bounded_means(some: Sequence[Few], rows: int | None, losses: Collection[str] = ()) -> Payload:
     """The means of all jobs' small parts, by row if there are any; a row that nobody answered holds zeros."""
     found: Payload = {}
     for name in dict.fromkeys(name for few in some for name in few.parts):
@@ -54,13 +72,13 @@ def bounded_means(some: Sequence[Few], rows: int | None) -> Payload:
         weights = torch.cat([few.weights for few in mine])
         positions = torch.cat([few.positions for few in mine])
         if rows is None:
-            found[name] = mean(tree.map_(bounded, part), weights)
+            found[name] = mean(bounded_part(name, part, losses), weights)
             continue
         chosen = [positions == row for row in range(rows)]
         empty = tree.map_(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=mean_type(leaf)), part)
         found[name] = tree.stack(
             [
-                mean(tree.map_(bounded, tree.take(part, one)), weights[one]) if bool(one.any()) else empty
+                mean(bounded_part(name, tree.take(part, one), losses), weights[one]) if bool(one.any()) else empty
                 for one in chosen
             ]
         )

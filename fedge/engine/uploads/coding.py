@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,14 +29,14 @@ def is_coded(task: Task, name: str, part: Params) -> bool:
     return not bounded and tree.size(part) >= SMALL and all(leaf.is_floating_point() for leaf in part.values())
 
 
-def split(upload: Payload) -> tuple[Payload, Payload]:
-    """(what rules look at, what is merely averaged): counters beside a model's numbers are not compared with these.
+def split(upload: Payload, losses: Collection[str] = ()) -> tuple[Payload, Payload]:
+    """(what rules look at, what is bounded number by number): counters beside a model's numbers, and losses.
 
-    Parts with fewer than SMALL numbers are such, unless there is no larger one. Every tensor has a leading job axis.
+    Parts with fewer than SMALL numbers are such counters, unless there is no larger one. Every tensor has a leading job
+    axis.
     """
-    large = {name: part for name, part in upload.items() if _numbers(part) >= SMALL}
-    if not large:
-        return upload, {}
+    others = {name: part for name, part in upload.items() if name not in losses}
+    large = {name: part for name, part in others.items() if _numbers(part) >= SMALL} or others
     return large, {name: part for name, part in upload.items() if name not in large}
 
 

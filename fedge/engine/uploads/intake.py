@@ -26,10 +26,11 @@ LEAST = 1e-2  # of what clients were sent: what is usual is no less
 FIRST, SURE = 3, 16.0  # uploads before a median says anything; how far it may still move
 
 
-def new_total(ask: Ask, task: Task) -> Total:
+def new_total(ask: Ask, tasks: Sequence[Task]) -> Total:
     """What takes in the uploads of an ask."""
-    rows = None if task.rows is None else len(ask.rows or range(task.rows))
-    return Sums(ask.combine, rows) if ask.combine.streams else Stack(ask.combine, rows)
+    rows = None if tasks[0].rows is None else len(ask.rows or range(tasks[0].rows))
+    losses = frozenset(name for task in tasks for name in task.losses)
+    return Sums(ask.combine, rows, losses) if ask.combine.streams else Stack(ask.combine, rows, losses)
 
 
 class Held(NamedTuple):
@@ -55,15 +56,15 @@ class Intake:
     def __init__(
         self,
         ask: Ask,
-        task: Task,
+        tasks: Sequence[Task],
         limits: Limits,
         max_ratio: float | None,
         wait: bool = False,
         before: Sequence[Params] = (),
     ) -> None:
-        self.total, self.limits = new_total(ask, task), limits
+        self.total, self.limits = new_total(ask, tasks), limits
         self.max_ratio, self.wait = None if ask.combine.bounds else max_ratio, wait
-        self._usual, self._losses, self._by_client = Usuals(), Losses(), task.rows is not None
+        self._usual, self._losses, self._by_client = Usuals(), Losses(), tasks[0].rows is not None
         self._held: list[Held] = []
         self._before = [*ask.send.values(), *before]
         self._least: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -34,8 +35,8 @@ class Piece(NamedTuple):
 class Stack:
     """Every good upload of an ask, in the order of (client, row), whatever the order in which they came."""
 
-    def __init__(self, combine: Combine, rows: int | None) -> None:
-        self.combine, self.rows = combine, rows
+    def __init__(self, combine: Combine, rows: int | None, losses: Collection[str] = ()) -> None:
+        self.combine, self.rows, self.losses = combine, rows, losses
         self.pieces: list[Piece] = []
 
     def add(self, uploads: list[Payload], weights: list[Tensor], positions: Tensor, clients: Tensor) -> None:
@@ -84,19 +85,19 @@ class Stack:
         return Piece(uploads, weights, positions, torch.cat([piece.clients for piece in self.pieces])[chosen])
 
     def _compared(self, upload: Payload, clients: Tensor) -> Payload:
-        large, small = split(upload)
-        return {**self.combine.among(large, clients), **small}
+        large, small = split(upload, self.losses)
+        return {**(self.combine.among(large, clients) if large else {}), **small}
 
     def _row(self, whole: Piece, row: int) -> tuple[Payload, Tensor]:
         chosen = whole.positions == row if self.rows is not None else torch.ones_like(whole.positions, dtype=torch.bool)
         count = chosen.sum()
         mean: Payload = {}
         for upload, weight in zip(whole.uploads, whole.weights, strict=True) if int(count) else ():
-            large, small = split({n: tree.take(p, chosen) for n, p in upload.items()})
-            mean |= self.combine.together(large, weight[chosen])
+            large, small = split({n: tree.take(p, chosen) for n, p in upload.items()}, self.losses)
+            mean |= self.combine.together(large, weight[chosen]) if large else {}
             counted = weight[chosen]
             if not self.combine.gathers:  # a rule: weights do not count
-                small = {name: tree.map_(beside.bounded, part) for name, part in small.items()}
+                small = {name: beside.bounded_part(name, part, self.losses) for name, part in small.items()}
                 counted = torch.ones_like(counted)
             mean |= {name: beside.mean(part, counted) for name, part in small.items()}
         return mean, count

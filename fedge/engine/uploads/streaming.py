@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -35,8 +36,8 @@ class Part(NamedTuple):
 class Sums:
     """A streaming weighted mean, by row: sum_j w_j u_j / sum_j w_j over what `each` made of the jobs added so far."""
 
-    def __init__(self, combine: Combine, rows: int | None) -> None:
-        self.combine, self.rows = combine, rows
+    def __init__(self, combine: Combine, rows: int | None, losses: Collection[str] = ()) -> None:
+        self.combine, self.rows, self.losses = combine, rows, losses
         self.sums: Payload = {}
         self.types: dict[str, dict[str, torch.dtype]] = {}  # of the uploads
         self.weights: dict[str, Tensor] = {}
@@ -54,11 +55,11 @@ class Sums:
         alone: dict[str, Tensor] = {}
         for upload, weight in zip(uploads, weights, strict=True):
             total = self._by_row(weight.double(), rows)
-            large, small = split(upload)
+            large, small = split(upload, self.losses)
             if self.combine.limits and small:
                 few.append(Few(small, weight, rows))
                 small = {}
-            for part, leaves in {**self.combine.each(large), **small}.items():
+            for part, leaves in {**(self.combine.each(large) if large else {}), **small}.items():
                 self.types[part] = {name: mean_type(leaf) for name, leaf in leaves.items()}
                 totals[part] = total
                 if self.rows is None and len(weight) == 1 and all(map(torch.is_floating_point, leaves.values())):
@@ -113,7 +114,7 @@ class Sums:
             safe = torch.where(self.weights[part] > 0, self.weights[part], 1.0)
             kinds = self.types[part]
             mean[part] = {name: (leaf / _beside(safe, leaf)).to(kinds[name]) for name, leaf in sums.items()}
-        return Reply({**mean, **bounded_means(self.few, self.rows)}, self.clients.long())
+        return Reply({**mean, **bounded_means(self.few, self.rows, self.losses)}, self.clients.long())
 
 
 def sum_type(leaf: Tensor) -> torch.dtype:
