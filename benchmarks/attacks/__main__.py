@@ -18,10 +18,13 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", default=[], metavar="PROBLEM", help=", ".join(FILES))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as train.rounds=10")
+    parser.add_argument("--share", action="append", type=float, help="of the clients that lie; repeatable")
+    parser.add_argument("--defence", action="append", choices=list(DEFENCES), help="repeatable")
     options = parser.parse_args()
+    shares, defences = options.share or page.SHARES, options.defence or list(DEFENCES)
     for problem in options.problems:
         experiment = load(FILES[problem], [f"train.device={options.device}", *options.set])
-        wanted = cases(experiment, list(KINDS), page.SHARES, list(DEFENCES))
+        wanted = cases(experiment, list(KINDS), shares, defences)
         file = page.RESULTS / problem / "attacks.jsonl"
         study(wanted, build(experiment), file, lambda line: print(line, flush=True))
     if not options.problems:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedge import tree
+from fedge.attacks import uphill
 from fedge.checks import choice, positive
-from fedge.core import Payload
+from fedge.core import Params, Payload
 from fedge.keys import LIAR, choose, fold
 
 ENROLLED = 1e6  # examples that a weight liar says it has when it joins
@@ -29,12 +30,13 @@ Forge = Callable[[Tensor, Seen, float], Tensor]  # a tensor of all uploads [J, .
 
 
 class Kind(NamedTuple):
-    """An attack: how uploads are forged, its usual strength, and whether the data are poisoned instead."""
+    """An attack: how uploads are forged, its usual strength; or data are poisoned, or a loss is climbed."""
 
     forge: Forge | None
     strength: float
     poisons: bool = False
     says: str = ""
+    climbs: bool = False
 
 
 def _times(factor: float) -> Forge:
@@ -71,6 +73,12 @@ KINDS: dict[str, Kind] = {
     ),
     "free_rider": Kind(_times(0.0), 1.0, says="nothing: zeros"),
     "label_flip": Kind(None, 1.0, poisons=True, says="honest work on labels turned round: y becomes C - 1 - y"),
+    "ascent": Kind(
+        None,
+        uphill.LONG,
+        climbs=True,
+        says="the gradient on the liars' own examples, uphill, 20 times the usual length",
+    ),
     "backdoor": Kind(_times(1.0), 2.0, poisons=True, says="work on images with a trigger and one label, twice as long"),
 }
 
@@ -90,14 +98,27 @@ class Attack:
     def poisons(self) -> bool:
         return KINDS[self.kind].poisons
 
-    def forged(self, uploads: Payload, weights: Tensor, seen: Seen) -> tuple[Payload, Tensor]:
-        """All uploads [J, ...] and their weights as the server gets them."""
+    @property
+    def climbs(self) -> bool:
+        return KINDS[self.kind].climbs
+
+    def forged(
+        self, uploads: Payload, weights: Tensor, seen: Seen, slopes: Params | None = None
+    ) -> tuple[Payload, Tensor]:
+        """All uploads [J, ...] and their weights as the server gets them; `slopes` are of liars that climb."""
         kind = KINDS[self.kind]
         strength = kind.strength if self.strength is None else self.strength
         forge = kind.forge
         if forge is not None:
             uploads = {
                 name: tree.map_(lambda leaf: forge(leaf, seen, strength) if leaf.is_floating_point() else leaf, part)
+                for name, part in uploads.items()
+            }
+        if slopes is not None:
+            uploads = {
+                name: uphill.against(part, seen.lies, seen.rows, slopes, strength)
+                if part.keys() == slopes.keys()
+                else part
                 for name, part in uploads.items()
             }
         claimed = torch.where(seen.lies, seen.most.to(weights), weights) if self.kind == "weight_liar" else weights

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedge.attacks.attack import ENROLLED, Attack, Seen, attackers
 from fedge.attacks.backdoor import poisoned
+from fedge.attacks.uphill import Climb
 from fedge.combine import Limited
-from fedge.core import Algorithm, Ask, At, Drop, Payload, Reply, Task, Uploads
+from fedge.core import Algorithm, Ask, At, Drop, Params, Payload, Reply, Task, Uploads
 from fedge.engine import Around, BaseLink, Engine, Simulator
 from fedge.engine.clients.directory import Jobs
 from fedge.engine.clients.run_task import Upload
@@ -39,9 +40,12 @@ class Attacked(Around):
         if not isinstance(server, Simulator):
             raise TypeError(f"attacks are simulated on a Simulator, not on a {type(server).__name__}")
         self.server = server
+        self._sent: Params = {}  # the model that liars were sent last
+        self._climb = _climb(server, self.liars) if attack.climbs else None
 
     @torch.no_grad()
     def ask(self, at: At, asks: tuple[Ask, ...], clients: Tensor) -> Replies:
+        self._sent = next((ask.send["params"] for ask in asks if "params" in ask.send), self._sent)
         gathered, dropped = self.inner.ask(at, tuple(replace(ask, combine=Limited()) for ask in asks), clients)
         usual = Usuals()
         judged = [
@@ -74,12 +78,19 @@ class Attacked(Around):
     def _forged(self, ask: Ask, tasks: list[Task], uploads: Uploads, jobs: Jobs, limits: Limits) -> dict[str, Upload]:
         rows, lies = uploads.rows, self._lies(uploads.clients)
         sending = [name for name, task in zip(ask.tasks, tasks, strict=True) if not task.private]
+        slopes = self._slopes(ask, tasks[0])
         return {
             name: self.attack.forged(
-                parts, weights, Seen(lies.to(rows.device), rows, limits.most(name, jobs).to(rows.device))
+                parts, weights, Seen(lies.to(rows.device), rows, limits.most(name, jobs).to(rows.device)), slopes
             )
             for name, (parts, weights) in zip(sending, _by_task(uploads), strict=True)
         }
+
+    def _slopes(self, ask: Ask, task: Task) -> Params | None:
+        if self._climb is None or not self._sent:
+            return None
+        classes = None if task.rows is None else list(range(task.rows) if ask.rows is None else ask.rows)
+        return self._climb.slopes(self._sent, classes)
 
     def _lies(self, clients: Tensor) -> Tensor:
         return torch.tensor([client in self.liars for client in clients.tolist()], dtype=torch.bool)
@@ -88,6 +99,19 @@ class Attacked(Around):
         """How many examples clients said they have when they joined: a device with data of its own is believed."""
         sizes = self.server.directory.sizes(clients)
         return torch.where(self._lies(clients), ENROLLED, sizes) if self.attack.kind == "weight_liar" else sizes
+
+
+def _climb(server: Simulator, liars: Iterable[int]) -> Climb | None:
+    """What these clients climb, if there are any; their examples as the server's simulator holds them."""
+    x, chosen = server.population.x, [server.population.own(client) for client in sorted(liars)]
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            "kind is 'ascent', which needs one input per example: these have several, choose another attack"
+        )
+    if not chosen:
+        return None
+    mine = torch.cat(chosen)
+    return Climb(server.algorithm.model, server.algorithm.loss, x[mine], server.population.y[mine])
 
 
 def _jobs(ask: Ask, task: Task, uploads: Uploads) -> Jobs:

@@ -10,7 +10,7 @@ import typer
 from fedge.cli.options import Device, Experiment, Json, Quiet, Settings
 
 # As in `fedge.attacks`, which needs torch; tests compare them.
-KINDS = ("sign_flip", "scaled", "constant", "little", "weight_liar", "free_rider", "label_flip", "backdoor")
+KINDS = ("sign_flip", "scaled", "constant", "little", "weight_liar", "free_rider", "label_flip", "ascent", "backdoor")
 DEFENCES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean", "bounded_mean")
 USUAL = ("mean", "bounded_mean")
 
