@@ -1,4 +1,4 @@
-"""Only files are read or written in a folder of runs: a pipe or a device that somebody else left there has no end."""
+"""Only files are read or written in a folder from somebody else: a pipe or a device that is left there has no end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def handle(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "it is no file but a pipe or a device: remove it", path)
 
 
-def content(path: Path) -> bytes:
-    """All of a file."""
+def content(path: Path, most: int | None = None) -> bytes:
+    """All of a file; `OSError` for one of more than `most` bytes, which is not read to its end."""
     with open(path, "rb", opener=handle) as file:
-        return file.read()
+        found = file.read(-1 if most is None else most + 1)
+    if most is not None and len(found) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return found
