@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedge import regular
 from fedge.data.base import Data
 from fedge.data.errors import DataError
 from fedge.data.features import Features, read_features, write_features
 from fedge.data.files import Remote, check_file, members
-from fedge.data.mfcc import mfcc, samples
+from fedge.data.mfcc import MOST, mfcc, samples
 from fedge.data.places import home, locate
 from fedge.data.split import stratified
 
@@ -113,7 +114,11 @@ def _clips(place: Path) -> Iterator[tuple[str, bytes]]:
                 yield name, content
         return
     for path in _listing(place):
-        yield f"{path.parent.name}/{path.name}", path.read_bytes()
+        try:
+            content = regular.content(path, MOST)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        yield f"{path.parent.name}/{path.name}", content
 
 
 def _listing(folder: Path) -> list[Path]:
