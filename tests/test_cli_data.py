@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedge.cli.app import app
-from fedge.data import DataError, fashion_mnist
+from fedge.data import DataError, fashion_mnist, load
 from fedge.data.files import Remote, check_file, read
 
 from . import official
@@ -87,6 +87,41 @@ def test_memory_that_is_too_small_is_one_line(copy: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(fashion_mnist, "read", full)
     code, text = invoke("check", "fashion_mnist", "--from", str(copy))
     assert (code, text) == (1, "Error: fashion_mnist: there is not enough memory")
+
+
+def test_a_user_without_a_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "FEDGE_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    told = "this user has no home folder: set FEDGE_DATA to a folder for data sets"
+    assert (invoke("list")[0], told in invoke("list")[1]) == (0, True)
+    assert invoke("check") == (2, f"Error: {told}")
+    assert invoke("check", "cifar10") == (1, f"Error: cifar10: {told}")
+    assert invoke("get", "cifar10", "--from", "here") == (2, f"Error: {told}")
+    monkeypatch.setenv("FEDGE_DATA", "~nosuchuser/x")
+    told = "FEDGE_DATA is ~nosuchuser/x, but there is no such home folder: name the folder in full"
+    assert (invoke("list")[0], told in invoke("list")[1]) == (0, True)
+    assert invoke("check", "cifar10") == (1, f"Error: cifar10: {told}")
+    with pytest.raises(DataError, match="path is ~nosuch/x, but there is no such home folder"):
+        load("cifar10", "~nosuch/x")
+
+
+def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setenv("FEDGE_DATA", str(tmp_path))
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert (invoke("list")[0], "not here: fedge data get speech_commands" in invoke("list")[1]) == (0, True)
+    with pytest.raises(DataError, match=f"cannot look for data at {tmp_path}.*: Permission denied; name another"):
+        load("speech_commands", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    told = f"FEDGE_DATA is {tmp_path}, which you may not read: name another folder with your copies, or unset it"
+    assert (invoke("list")[0], told in invoke("list")[1]) == (0, True)
+    assert invoke("check") == (2, f"Error: {told}")
 
 
 def test_check_fails_on_what_was_damaged_later(copy: Path) -> None:

@@ -21,7 +21,7 @@ from fedge.data.errors import DataError
 from fedge.data.features import Features, read_features, write_features
 from fedge.data.files import Remote, check_file, members
 from fedge.data.mfcc import MOST, mfcc, samples
-from fedge.data.places import home, locate
+from fedge.data.places import home, locate, looking
 from fedge.data.split import stratified
 
 WORDS = ("one", "two", "three", "four", "five", "down", "left", "right", "stop", "go")
@@ -39,6 +39,7 @@ REMOTES = (
 )
 
 
+@looking()
 def find(path: Path | str | None = None) -> Path:
     """Prepared features, the folder of folders of WAV files, or the official archive; the first that there is."""
     if path is not None and (Path(path) / WORDS[0]).is_dir():
