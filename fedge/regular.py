@@ -19,9 +19,9 @@ def handle(path: str, flags: int) -> int:
 
 
 def content(path: Path, most: int | None = None) -> bytes:
-    """All of a file; `OSError` for one of more than `most` bytes, which is not read to its end."""
+    """All of a file; `OSError` for one of more than `most` bytes, which may be holes that take no room on the disk."""
     with open(path, "rb", opener=handle) as file:
-        found = file.read(-1 if most is None else most + 1)
-    if most is not None and len(found) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
-    return found
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and {most} are read at most: remove it", str(path))
+        return file.read()

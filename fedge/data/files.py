@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -96,7 +97,7 @@ def members(
         raise DataError(f"cannot read {archive}: {error.strerror or error}") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> BufferedReader:
     return open(path, "rb", opener=regular.handle)
 
 
