@@ -29,8 +29,9 @@ def read(path: str | None) -> bytes:
         found = regular.content(Path(path), MOST)
     except OSError as error:
         name = path if isinstance(error, FileNotFoundError) else "noise.key"  # nothing that there is is written over
+        why = str(error.strerror).removesuffix(": remove it")  # it may be /dev/zero
         raise ValueError(
-            f"secret is {path!r}, which cannot be read ({error.strerror}): make one with `openssl rand -out {name} 32`"
+            f"secret is {path!r}, which cannot be read ({why}): make one with `openssl rand -out {name} 32`"
         ) from None
     if len(found) < LEAST:
         raise ValueError(f"secret is {path!r}, which has {len(found)} bytes: {LEAST} or more are needed")
