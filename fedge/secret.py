@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedge import regular
+
 BITS = 53  # of a double's fraction
-LEAST = 16  # bytes of a secret
+LEAST, MOST = 16, 1 << 16  # bytes of a secret
 
 
 def read(path: str | None) -> bytes:
@@ -24,10 +26,12 @@ def read(path: str | None) -> bytes:
     if path is None:
         return b""
     try:
-        found = Path(path).read_bytes()
+        found = regular.content(Path(path), MOST)
     except OSError as error:
+        name = path if isinstance(error, FileNotFoundError) else "noise.key"  # nothing that there is is written over
+        why = str(error.strerror).removesuffix(": remove it")  # it may be /dev/zero
         raise ValueError(
-            f"secret is {path!r}, which cannot be read ({error.strerror}): make it with `openssl rand -out {path} 32`"
+            f"secret is {path!r}, which cannot be read ({why}): make one with `openssl rand -out {name} 32`"
         ) from None
     if len(found) < LEAST:
         raise ValueError(f"secret is {path!r}, which has {len(found)} bytes: {LEAST} or more are needed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import time
 import tomllib
 from collections import Counter
@@ -706,6 +707,26 @@ def test_a_file_of_devices_reads_back(tmp_path: Path) -> None:
     assert set(drawn.flops) == set(found.flops)
 
 
+def test_a_file_of_devices_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full in the middle leaves what was there; a link leads to the file that is replaced."""
+    file, name = tmp_path / "devices.csv", tmp_path / "name.csv"
+    found = SLOW.devices(np.arange(2000))
+    write(file, found, SLOW.kinds)
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # ends a write as a full disk does
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*devices\.csv'"):
+            write(file, found, SLOW.kinds)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (list(tmp_path.iterdir()), file.read_bytes()) == ([file], before)
+    name.symlink_to(file)
+    write(name, SLOW.devices(np.arange(6)), SLOW.kinds)
+    assert name.is_symlink()
+    assert file.read_text().count("\n") == 7
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -758,8 +779,9 @@ def test_rows_that_are_not_as_many_as_clients_are_said(
         ("flops,down,up,kind\n1,2,3,\udcff", "it is no text in UTF-8, see byte 25"),
         ("flops,flops,down,up\n1,2,3,4\n", "has the column 'flops' 2 times"),
         ("flops,down,up\n1,2,3\n1,2,3,4\n", "line 3: there are more numbers than the 3 columns"),
+        ("flops,down,up,memory\n1e6,2,3,\n1e6,2,3\n", "line 3: there are fewer fields than the 4 columns"),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_bad_files_of_devices_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text, errors="surrogateescape")

@@ -364,6 +364,32 @@ def test_a_tool_gets_the_rounds_offline(tool: str, tmp_path: Path, monkeypatch: 
     assert {one.step: one.value for one in seen} == {one["round"]: one["test_accuracy"] for one in run.history}
 
 
+@pytest.mark.filterwarnings("default")  # theirs, about their own parts
+@pytest.mark.parametrize(
+    ("tool", "name"),
+    [
+        ("mlflow", "mlflow.db"),
+        ("mlflow", "mlflow.db-journal"),
+        ("mlflow", "mlflow.db-wal"),
+        ("wandb", "fedavg/wandb"),
+        ("wandb", "fedavg/.wandb"),
+    ],
+)
+def test_a_tool_does_not_write_through_a_link(
+    tool: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("MLFLOW_TRACKING_URI", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    mine = tmp_path / "mine"
+    if tool == "wandb":
+        mine.mkdir()
+    (tmp_path / "runs/fedavg").mkdir(parents=True)
+    (tmp_path / "runs" / name).symlink_to(mine)
+    with pytest.raises(ReportError, match=f"it is a link, and nothing is written through one: remove it: .*{name}"):
+        open_tracker(tool, tmp_path / "runs/fedavg", "FedAvg")
+    assert not mine.exists() or not list(mine.iterdir())
+
+
 @pytest.mark.parametrize("until", [fedge.Reached(0.9, metric="accuracy"), fedge.Plateau(3, metric="accuracy")])
 def test_a_metric_that_no_record_has_is_refused(until: object) -> None:
     with pytest.raises(ValueError, match=r"metric is 'accuracy' \(did you mean 'test_accuracy'\?\), the record has"):

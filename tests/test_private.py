@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 
 import dp_accounting
@@ -302,11 +303,22 @@ def test_noise_and_cohorts_are_addressed_and_depend_on_the_secret(tmp_path: Path
 
 def test_a_secret_that_is_no_secret_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.key").write_bytes(b"12345")
+    os.mkfifo(tmp_path / "pipe.key")
+    (tmp_path / "zero.key").symlink_to("/dev/zero")
+    (tmp_path / "long.key").write_bytes(bytes(1 << 17))
     federation = ragged(toy_data())
-    for name, message in [("short.key", "has 5 bytes: 16 or more"), ("none.key", "cannot be read .*openssl rand")]:
+    messages = {
+        "short.key": "has 5 bytes: 16 or more",
+        "none.key": r"cannot be read .*openssl rand -out .*none\.key",
+        "pipe.key": r"it is no file but a pipe or a device.*openssl rand -out noise\.key",
+        "zero.key": r"it is no file but a pipe or a device.*openssl rand -out noise\.key",
+        "long.key": r"it has 131072 bytes, and 65536 are read at most.*openssl rand -out noise\.key",
+    }
+    for name, message in messages.items():
         algorithm = noisy(fedavg(), 0.5, secret=str(tmp_path / name))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as found:
             fedge.train(algorithm, federation, rounds=1)
+        assert "remove it" not in str(found.value)
 
 
 @pytest.mark.parametrize("name", ["private_fedova", "private_scaffold"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import zipfile
@@ -220,6 +221,39 @@ def test_features_that_unpack_to_gigabytes_are_refused_unread(tmp_path: Path) ->
     assert path.stat().st_size < 1 << 20
     with pytest.raises(DataError, match="unpacks to 257 MiB, no file of prepared features has more than 256"):
         read_features(path)
+
+
+def test_features_in_the_place_of_a_file_of_the_user(tmp_path: Path) -> None:
+    """A link to it where the cache is written, or a device where it is read."""
+    path, mine = tmp_path / "kws_mfcc_50x16.npz", tmp_path / "mine.txt"
+    mine.write_text("precious")
+    for name in (path.name, f".{path.name}.part", f".{path.name}.tmp"):
+        (tmp_path / name).symlink_to(mine)
+    write_features(path, some_features(20))
+    assert mine.read_text() == "precious"
+    assert len(read_features(path).label) == 20
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="it is no file but a pipe or a device"):
+        read_features(path)
+    path.unlink()
+    path.write_bytes(b"")
+    os.truncate(path, 200 << 30)  # takes no room
+    with pytest.raises(DataError, match="it has 214748364800 bytes, and 268435456 are read at most"):
+        read_features(path)
+
+
+def test_a_clip_without_end_is_refused(tmp_path: Path) -> None:
+    clip = words(tmp_path) / "one" / "00000000_nohash_0.wav"
+    os.truncate(clip, 100 << 30)  # takes no room
+    with pytest.raises(
+        DataError, match=r"cannot read .*one/00000000_nohash_0.wav: it has 107374182400 bytes, and 1048576 are"
+    ):
+        speech_commands.from_audio(tmp_path)
+    clip.unlink()
+    clip.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="it is no file but a pipe or a device"):
+        speech_commands.from_audio(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["clip", "classes"])

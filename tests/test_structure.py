@@ -16,7 +16,8 @@ import fedge
 ROOT = Path(fedge.__file__).parent
 
 # What each part may import of ours. `core`, `tree`, `keys`, `checks` and `handle` are the base that all may use.
-BASE = {"core", "tree", "keys", "checks", "once", "inputs", "losses", "handle", "ledger", "secret"}
+FILES = {"atomic", "regular"}
+BASE = {"core", "tree", "keys", "checks", "once", "inputs", "losses", "handle", "ledger", "secret", *FILES}
 ALLOWED: dict[str, set[str]] = {
     "core": {"inputs", "keys", "losses"},
     "inputs": set(),
@@ -29,15 +30,17 @@ ALLOWED: dict[str, set[str]] = {
     "keys": set(),
     "checks": set(),
     "once": set(),
-    "secret": set(),
+    "regular": set(),
+    "atomic": {"regular"},
+    "secret": {"regular"},
     "ledger": {"core"},
     "handle": {"core", "inputs", "keys", "losses", "once"},
-    "data": {"checks", "inputs"},
+    "data": {*FILES, "checks", "inputs"},
     "partition": {"checks"},
     "models": {"checks"},
     "federation": {"data"},
     "engine": {*BASE, "federation"},
-    "algorithms": {*BASE, "codecs", "combine"} - {"ledger"},
+    "algorithms": {*BASE, "codecs", "combine"} - {"ledger", *FILES},
     "hooks": {"checks", "metrics"},
     "edge": {*BASE, "federation", "engine", "algorithms"},
     "evaluate": {*BASE, "data", "engine", "metrics", "problem"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -343,6 +344,20 @@ def test_the_command(experiment: Path) -> None:
     assert done.exit_code == 0
     assert "FedOVA, 2 rounds" in done.output
     assert len(read(experiment.parent / "out" / "model.safetensors")) == 40
+
+
+def test_a_disk_without_room_is_named_with_the_file(experiment: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # ends a write as a full disk does
+    try:
+        done = CliRunner().invoke(app, ["export", "e/fedova", "full/model.pt"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "Error: cannot write full/model.pt: File too large; choose another place\n",
+    )
+    assert not list(Path("full").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def _is_good(name: str, source: Path | None) -> bool:
     one = entry(name)
     try:
         data = one.load() if one.find is None else one.load(source)
-    except (ValueError, OSError) as error:
-        fail(f"{name}: {error}", FAILED)
+    except (ValueError, OSError, MemoryError) as error:
+        fail(f"{name}: {str(error) or 'there is not enough memory'}", FAILED)
         return False
     place = INCLUDED if one.find is None else one.find(source)
     prepared = isinstance(place, Path) and place.suffix == ".npz"  # for these there is no official checksum

@@ -73,9 +73,11 @@ def local(
 
 def _follow(job: Plan, console: Console, options: Options, nodes: int | None) -> list[Outcome]:
     from fedge.deploy.local import check_nodes, mean_phase, run_local
+    from fedge.deploy.replies import check_replies
 
     setup = build(job.experiment)
     check_nodes(nodes, setup)
+    check_replies(options.min_replies, setup)
     again = shlex.join(["fedge", "deploy", "local", "--resume", "--out", str(job.folder)])
     options.say(
         f"{'Going on with' if job.resume else 'Running'} {job.experiment.name} in {job.folder}, on "

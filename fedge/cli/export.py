@@ -20,4 +20,6 @@ def export(run: Path, path: Path, client: int | None, best: bool, run_code: bool
             found.save(path, client)
         except (ValueError, NotImplementedError) as error:  # what this algorithm has no file for
             raise ExportError(str(error)) from error
+        except OSError as error:
+            raise ExportError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     say(Console(), f"{path}: {found!r}")

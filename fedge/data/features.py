@@ -9,7 +9,6 @@ clip     bytes [N], e.g. b"one/00176480_nohash_0.wav" (for people; other entries
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedge import atomic, regular
 from fedge.data.errors import DataError
 
 FRAMES, COEFFICIENTS = 50, 16
@@ -37,7 +37,7 @@ class Features:
 def read_features(path: Path) -> Features:
     """The file, all of it checked."""
     try:
-        raw = io.BytesIO(path.read_bytes())
+        raw = io.BytesIO(regular.content(path, MOST))
         _weigh(path, raw)
         with np.load(raw, allow_pickle=False) as stored:
             found = {name: stored[name] for name in ("mfcc", "scale", "mean", "label", "clip", "classes")}
@@ -45,10 +45,11 @@ def read_features(path: Path) -> Features:
         raise DataError(f"{path} is no file of prepared features: {error.args[0]}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # NumPy and zipfile tell of damage in many ways
-        raise DataError(f"{path} is truncated or damaged: {' '.join(str(error).split())[:200]}") from None
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{path} is truncated or damaged: {told}") from None
     _check(path, found)
     mfcc = found["mfcc"].astype(np.float32) * found["scale"] + found["mean"]
     words = tuple(word.decode() for word in found["classes"].tolist())
@@ -119,6 +120,4 @@ def write_features(path: Path, features: Features) -> None:
         classes=np.array([word.encode() for word in features.classes]),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(buffer.getvalue())
-    os.replace(part, path)
+    atomic.write_atomically(path, buffer.getvalue())

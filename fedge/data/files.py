@@ -7,10 +7,13 @@ import hashlib
 import tarfile
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
+from fedge import regular
 from fedge.data.errors import DataError
 
 AGAIN = "get the official file again"
@@ -33,8 +36,8 @@ class Remote:
 def read(path: Path) -> bytes:
     """The whole content, unzipped if the name ends in .gz; more than any official file has is refused."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            raw = file.read(MOST + 1)
+        with _opened(path) as file, gzip.open(file) if path.suffix == ".gz" else file as unzipped:
+            raw = unzipped.read(MOST + 1)
         if len(raw) > MOST:
             raise DataError(f"{path} holds more than {MOST >> 20} MiB, no official file does: {AGAIN}")
         return raw
@@ -57,7 +60,7 @@ def check_file(path: Path, checksum: str) -> None:
     """The same for a large file, read in pieces."""
     kind, wanted = checksum.split(":")
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
@@ -94,10 +97,17 @@ def members(
         raise DataError(f"cannot read {archive}: {error.strerror or error}") from error
 
 
-def _unpacked(archive: Path) -> gzip.GzipFile | IO[bytes]:
-    with open(archive, "rb") as file:
+def _opened(path: Path) -> BufferedReader:
+    return open(path, "rb", opener=regular.handle)
+
+
+@contextmanager
+def _unpacked(archive: Path) -> Iterator[gzip.GzipFile | IO[bytes]]:
+    with _opened(archive) as file:
         zipped = file.read(2) == b"\x1f\x8b"
-    return gzip.open(archive) if zipped else open(archive, "rb")
+        file.seek(0)
+        with gzip.open(file) if zipped else file as unzipped:
+            yield unzipped
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, where: str, most: int) -> bytes:

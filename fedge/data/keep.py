@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from fedge import atomic, regular
 from fedge.data.base import Data
 from fedge.data.catalogue import Entry, entry
 from fedge.data.download import download
@@ -39,9 +39,8 @@ def _copy(one: Entry, place: Path, folder: Path) -> None:
         for path in one.files(place):
             target = folder / (PREPARED if path.suffix == ".npz" else path.name)
             if path.resolve() != target.resolve():
-                part = target.with_name(f".{target.name}.part")
-                shutil.copyfile(path, part)
-                os.replace(part, target)
+                with open(path, "rb", opener=regular.handle) as source, atomic.replaced(target) as file:
+                    shutil.copyfileobj(source, file)
                 other = target.with_suffix("") if target.suffix == ".gz" else target.with_name(f"{target.name}.gz")
                 other.unlink(missing_ok=True)  # the same file in another form would hide this one
     except OSError as error:

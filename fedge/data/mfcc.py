@@ -19,6 +19,7 @@ from fedge.data.files import AGAIN
 
 RATE = 16_000
 SECOND = RATE  # samples of a clip
+MOST = 1 << 20  # bytes of a WAV file; one second has 32,044
 TAIL = 192  # zeros, so that 50 frames fit
 TOGETHER = 256  # clips at a time
 

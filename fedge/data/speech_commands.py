@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedge import regular
 from fedge.data.base import Data
 from fedge.data.errors import DataError
 from fedge.data.features import Features, read_features, write_features
 from fedge.data.files import Remote, check_file, members
-from fedge.data.mfcc import mfcc, samples
-from fedge.data.places import home, locate
+from fedge.data.mfcc import MOST, mfcc, samples
+from fedge.data.places import home, locate, looking
 from fedge.data.split import stratified
 
 WORDS = ("one", "two", "three", "four", "five", "down", "left", "right", "stop", "go")
@@ -38,6 +39,7 @@ REMOTES = (
 )
 
 
+@looking()
 def find(path: Path | str | None = None) -> Path:
     """Prepared features, the folder of folders of WAV files, or the official archive; the first that there is."""
     if path is not None and (Path(path) / WORDS[0]).is_dir():
@@ -113,7 +115,11 @@ def _clips(place: Path) -> Iterator[tuple[str, bytes]]:
                 yield name, content
         return
     for path in _listing(place):
-        yield f"{path.parent.name}/{path.name}", path.read_bytes()
+        try:
+            content = regular.content(path, MOST)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        yield f"{path.parent.name}/{path.name}", content
 
 
 def _listing(folder: Path) -> list[Path]:

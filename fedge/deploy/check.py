@@ -13,6 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fedge.deploy.bounded import Bounded
 from fedge.deploy.envelope import short
 from fedge.deploy.tls import CheckFailed, handshake, reach, speaks_http, speaks_tls, split
 
@@ -81,8 +82,8 @@ def _fleet(address: str, ca: Path | None, key: ec.EllipticCurvePrivateKey) -> It
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    signer = NodeAuthHttpInterceptor(key, key.public_key())
-    with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[signer]) as client:
+    around = [NodeAuthHttpInterceptor(key, key.public_key()), Bounded(ca)]
+    with FleetHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=around) as client:
         yield client, public_key_to_bytes(key.public_key())
 
 
@@ -124,7 +125,7 @@ def _lets_anybody_in(address: str, ca: Path | None) -> bool:
             found = client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
         except (httpx.HTTPError, *UNREADABLE):  # refused, as it should be; other problems show with the node's own key
             return False
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(httpx.HTTPError, *UNREADABLE):
             client.UnregisterNode(UnregisterNodeFleetRequest(node_id=found.node_id))
     return True
 
@@ -136,11 +137,11 @@ def _announce(address: str, ca: Path | None, private: ec.EllipticCurvePrivateKey
     with _fleet(address, ca, private) as (client, public):
         try:
             found = client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT))
+            client.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
         except httpx.HTTPStatusError as error:
             raise CheckFailed(_refused(address, ca, public, path, error)) from None
         except (httpx.HTTPError, *UNREADABLE) as error:
             raise CheckFailed(f"{address} does not answer as a SuperLink does: {short(error)}") from None
-        client.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
         return int(found.node_id)
 
 
@@ -172,7 +173,7 @@ def _nodes(address: str, ca: Path | None) -> dict[bytes, str] | None:
     from flwr.supercore.control.control_http_client import ControlHttpClient
 
     try:
-        with ControlHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[]) as client:
+        with ControlHttpClient.from_server_address(address, ca is None, _pem(ca), interceptors=[Bounded(ca)]) as client:
             found: Any = client.ListNodes(ListNodesRequest())
     except (httpx.HTTPError, *UNREADABLE):
         return None

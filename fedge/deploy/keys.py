@@ -10,7 +10,8 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from cryptography.x509.oid import NameOID
 from fedge.checks import at_least_one
 
 DAYS, MOST_DAYS = 365, 36_500
+MOST_NODES = 100_000
 LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # of a host name, between its dots
 
 
@@ -54,8 +56,17 @@ class Keys:
         return self.folder / "server.key"
 
     def node(self, number: int) -> Path:
-        """The private key of a node; its public key lies beside it, with `.pub`."""
+        """The private key of a node."""
         return self.folder / f"node-{number}.key"
+
+    def public(self, number: int) -> Path:
+        return self.folder / f"node-{number}.key.pub"
+
+    def files(self) -> Iterator[Path]:
+        """All that is ever written, secret or not."""
+        yield from (self.ca, self.ca_key, self.certificate, self.server_key)
+        for number in range(self.nodes):
+            yield from (self.node(number), self.public(number))
 
 
 def make_keys(
@@ -70,33 +81,52 @@ def make_keys(
     at_least_one("days", days)
     if days > MOST_DAYS:
         raise KeysError(f"days is {days}, it must be at most {MOST_DAYS}, a hundred years: make new keys before")
+    if nodes > MOST_NODES:
+        raise KeysError(f"nodes is {nodes}, it must be at most {MOST_NODES:,}")
     names = [_name(host) for host in hosts]
     if not names:
         raise KeysError("no host was given: name the address or the host name under which nodes reach the SuperLink")
-    files = [keys.ca, keys.ca_key, keys.certificate, keys.server_key, *map(keys.node, range(nodes))]
-    for file in files:
-        if file.exists():
-            raise KeysError(f"{file} exists: keys are never overwritten, choose another folder")
-    keys.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ca_key = ec.generate_private_key(ec.SECP384R1())
-    ca = _ca(ca_key, days)
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    if keep_ca_key:
-        write_secret(keys.ca_key, _pem(ca_key))
-    write_secret(keys.server_key, _pem(server_key))
-    keys.ca.write_bytes(ca.public_bytes(to.Encoding.PEM))
-    keys.certificate.write_bytes(_server(server_key, names, ca, ca_key, days).public_bytes(to.Encoding.PEM))
-    for number in range(nodes):
-        _node(keys.node(number))
+    _check_folder(keys)
+    written: list[Path] = []
+    try:
+        keys.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path, content in _contents(keys, names, days, keep_ca_key):
+            _write_new(path, content, 0o600 if path.suffix == ".key" else 0o666)
+            written.append(path)
+    except BaseException as error:
+        for path in written:  # half of the keys are of no use, and would stand in the way of the next attempt
+            path.unlink()
+        if isinstance(error, OSError):
+            raise KeysError(f"cannot write to {keys.folder}: {error.strerror}; choose another folder") from error
+        raise
     return keys
 
 
-def _node(path: Path) -> None:
-    """What `ssh-keygen -t ecdsa -b 384` writes."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    write_secret(path, key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption()))
-    public = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
-    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+def _check_folder(keys: Keys) -> None:
+    """Nothing that is there is overwritten, be it a link to nowhere; and nobody else can put keys beside these."""
+    for file in keys.files():
+        if os.path.lexists(file):
+            raise KeysError(f"{file} exists: keys are never overwritten, choose another folder")
+    if os.name == "posix" and keys.folder.is_dir() and keys.folder.stat().st_mode & stat.S_IWOTH:
+        raise KeysError(
+            f"everybody may write to {keys.folder}, and could put keys there: run `chmod o-w {keys.folder}`, or choose "
+            "another folder"
+        )
+
+
+def _contents(keys: Keys, names: list[x509.GeneralName], days: int, keep_ca_key: bool) -> Iterator[tuple[Path, bytes]]:
+    ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    ca = _ca(ca_key, days)
+    if keep_ca_key:
+        yield keys.ca_key, _pem(ca_key)
+    yield keys.server_key, _pem(server_key)
+    yield keys.ca, ca.public_bytes(to.Encoding.PEM)
+    yield keys.certificate, _server(server_key, names, ca, ca_key, days).public_bytes(to.Encoding.PEM)
+    for number in range(keys.nodes):  # what `ssh-keygen -t ecdsa -b 384` writes
+        key = ec.generate_private_key(ec.SECP384R1())
+        yield keys.node(number), key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption())
+        told = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
+        yield keys.public(number), told + b"\n"
 
 
 def _name(host: str) -> x509.GeneralName:
@@ -106,7 +136,8 @@ def _name(host: str) -> x509.GeneralName:
         pass
     if not host.isascii() and (plain := _ascii(host)) is not None:
         raise KeysError(f"host is {host!r}, it must be as certificates spell it: --host {plain}")
-    if len(host) > 253 or not all(LABEL.fullmatch(part) for part in host.split(".")):
+    labels = host.split(".")
+    if len(host) > 253 or not all(LABEL.fullmatch(part) for part in labels) or labels[-1].isdigit():
         raise KeysError(
             f"host is {host!r}, it must be an address such as 192.0.2.7 or a name such as fleet.example.org"
         )
@@ -162,6 +193,15 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def write_secret(path: Path, content: bytes) -> None:
     """Readable by its owner alone, from the first byte."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+    _write_new(path, content, 0o600)
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    """Never into what is there, nor through a link; all of it or nothing."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+    except OSError:
+        path.unlink()
+        raise

@@ -17,6 +17,7 @@ from fedge.deploy.client import Algorithms, Examples, client_app, rows_of
 from fedge.deploy.events import Reporter
 from fedge.deploy.flower import FlowerLink
 from fedge.deploy.identity import read_keys
+from fedge.deploy.replies import check_replies
 from fedge.deploy.roster import Roster
 from fedge.experiment import Setup, build, compare, load, plan, slug
 from fedge.federation import Federation
@@ -121,6 +122,7 @@ def _compare(file: Path, grid: Grid, config: Mapping[str, Any], reporter: Report
     job = plan(file, (), Path(str(config["out"])) if config["out"] else None, bool(config["resume"]))
     experiment = replace(job.experiment, train=job.experiment.train | {"checkpoint_every": 1})
     setup = build(experiment)
+    check_replies(int(config["min-replies"]), setup)
     if not config["news"]:  # who listens has said so already
         reporter.say(f"{experiment.name} goes to {job.folder.resolve()}")
     sizes = setup.federation.sizes.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import zlib
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedge import atomic
 from fedge.checks import nearest
 from fedge.edge.devices import KIND, LEAST, MOST, Devices, Fleet
 from fedge.edge.draws import Array, uniform
@@ -78,12 +80,17 @@ class Table(Fleet):
 
 
 def write(path: Path | str, found: Devices, kinds: tuple[str, ...]) -> None:
-    """A file that `Table` reads back as these devices."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["kind", *COLUMNS])
-        for kind, *numbers in zip(found.kind, *found[: len(COLUMNS)], strict=True):
-            writer.writerow([kinds[kind], *(repr(float(number)) for number in numbers)])
+    """A file that `Table` reads back as these devices; one that was there is replaced once this one is whole."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["kind", *COLUMNS])
+    for kind, *numbers in zip(found.kind, *found[: len(COLUMNS)], strict=True):
+        writer.writerow([kinds[kind], *(repr(float(number)) for number in numbers)])
+    place = Path(path)
+    if place.exists() and not place.is_file():  # such as /dev/stdout
+        place.write_text(text.getvalue(), "utf-8", newline="")
+    else:
+        atomic.write_atomically(place.resolve(), text.getvalue().encode())
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -114,6 +121,8 @@ def _read(path: Path) -> list[dict[str, str]]:
     for at, line in enumerate(lines, 2):
         if None in line:
             raise ValueError(f"{path}, line {at}: there are more numbers than the {len(head)} columns {head}")
+        if None in line.values():
+            raise ValueError(f"{path}, line {at}: there are fewer fields than the {len(head)} columns {head}")
     return lines
 
 

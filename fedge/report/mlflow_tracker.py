@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedge import atomic, regular
 from fedge.report.trackers import Tracker, missing, plain
-from fedge.runs import atomic
 
 try:
     import fcntl
@@ -18,6 +18,8 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 DATABASE, ID = "mlflow.db", "mlflow.txt"
+BESIDE = ("", "-journal", "-wal", "-shm")  # the endings of what SQLite writes
+MOST = 1000  # bytes of a run's id; MLflow's have 32
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # unless you set them
 
 
@@ -45,6 +47,8 @@ class MLflow(Tracker):
             os.environ.setdefault(name, value)
         own = Path(folder).resolve()
         own.mkdir(parents=True, exist_ok=True)
+        for ending in BESIDE:
+            atomic.refuse_link(own.parent / f"{DATABASE}{ending}")
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own.parent / DATABASE}"
         with _alone(own.parent / f".{DATABASE}.lock"):
             self._client: Any = MlflowClient(tracking_uri=where)
@@ -53,7 +57,7 @@ class MLflow(Tracker):
     def _known(self, own: Path) -> str | None:
         """The run that an earlier session began in this folder."""
         try:
-            found = (own / ID).read_text("utf-8").strip()
+            found = regular.content(own / ID, MOST).decode().strip()
             self._client.update_run(found, status="RUNNING")
         except Exception:  # another place, or removed there: begin anew
             return None

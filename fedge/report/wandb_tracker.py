@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedge import atomic
 from fedge.report.trackers import Tracker, missing, plain
+
+FOLDERS = ("wandb", ".wandb")  # one of these is the tool's
 
 
 class WandB(Tracker):
@@ -24,6 +27,8 @@ class WandB(Tracker):
             raise missing("wandb", "logging to Weights & Biases") from error
         own = Path(folder).resolve()
         own.mkdir(parents=True, exist_ok=True)
+        for name in FOLDERS:
+            atomic.refuse_link(own / name)
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or own.parent.name,

@@ -1,1 +1,5 @@
 """What training leaves: the run, its folder, its checkpoints."""
+
+from fedge import atomic, regular
+
+__all__ = ["atomic", "regular"]

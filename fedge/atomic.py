@@ -5,23 +5,35 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from fedge.runs import regular
+from fedge import regular
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, even when the power goes: a temporary file is synced, then renamed."""
+    """All of it or nothing, even when the power goes."""
+    with replaced(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of another once it is whole: a temporary one is synced, then renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as file:  # never what somebody else put there: it may be a link to another file
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as on a full disk
+            error.filename = str(path)
         raise
     _sync_folder(path.parent)
 
