@@ -30,6 +30,7 @@ import fedge
 from fedge import toml
 from fedge.core import Note
 from fedge.engine import Simulator, TooFewReplies
+from fedge.engine.clients.recall import WrongMemory
 from fedge.experiment import ExperimentError, compare, parse
 from fedge.experiment.planning import load_sweep
 from fedge.runs import archive, atomic, checkpoint, experiments
@@ -418,7 +419,14 @@ def test_first_difference() -> None:
         lambda content: content.update(state=None),
         lambda content: content.update(engine={}),
         lambda content: content["engine"].update(threads="many"),
+        lambda content: content["engine"].update(threads=10**30),
+        lambda content: content["engine"].update(pad=[0]),
         lambda content: content.update(clients={"x": 3}),
+        lambda content: content.update(clients={"x": {"jobs": torch.zeros(3, 2), "leaves": {}}}),
+        lambda content: content.update(clients={"x": {"jobs": torch.zeros(3, 2).long(), "leaves": {"a": None}}}),
+        lambda content: content["state"].update(
+            params={name: leaf.half() for name, leaf in content["state"]["params"].items()}
+        ),
     ],
 )
 def test_a_checkpoint_with_parts_of_another_kind_is_one_line(tmp_path: Path, change) -> None:
@@ -427,8 +435,39 @@ def test_a_checkpoint_with_parts_of_another_kind_is_one_line(tmp_path: Path, cha
     content = checkpoint.load(path)
     change(content)
     checkpoint.save(path, content)
-    with pytest.raises(RunFolderError, match=r"^cannot resume .*damaged"):
+    with pytest.raises(RunFolderError, match=r"^cannot resume.*damaged"):
         go(tmp_path / "a", resume=True)
+
+
+def test_more_threads_than_the_machine_has_are_not_started(tmp_path: Path) -> None:
+    """The run may come from a larger machine; 10**9 of them ended the process."""
+    go(tmp_path / "a", rounds=3)
+    path = tmp_path / "a/checkpoint.pt"
+    content = checkpoint.load(path)
+    content["engine"]["threads"] = 10**9
+    checkpoint.save(path, content)
+    assert go(tmp_path / "a", resume=True).rounds == 7
+    most = max(os.cpu_count() or 1, torch.get_num_threads())
+    assert checkpoint.load(path)["engine"]["threads"] <= most
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda leaves: leaves.update(x=next(iter(leaves.values()))),
+        lambda leaves: leaves.pop(next(iter(leaves))),
+        lambda leaves: leaves.update({name: leaf.half() for name, leaf in leaves.items()}),
+        lambda leaves: leaves.update({name: leaf[..., :1] for name, leaf in leaves.items()}),
+    ],
+)
+def test_what_clients_remember_in_a_checkpoint_is_what_the_task_remembers(tmp_path: Path, change) -> None:
+    go(tmp_path / "a", "scaffold", rounds=3, cohort=None)
+    path = tmp_path / "a/checkpoint.pt"
+    content = checkpoint.load(path)
+    change(content["clients"]["own_control"]["leaves"])
+    checkpoint.save(path, content)
+    with pytest.raises(WrongMemory, match="what clients remember as 'own_control' has other names, shapes or types"):
+        go(tmp_path / "a", "scaffold", cohort=None, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ def check_content(content: Any) -> None:
         raise CheckpointError(f"its checkpoint is of round {round}, which is from 0 to {MOST}: it is damaged")
     if "state" not in content:
         raise CheckpointError(f"its checkpoint, of round {content['round']}, has no state: it is damaged")
-    if not isinstance(content.get("clients", {}), dict):
-        raise CheckpointError("what clients remember is not a table in its checkpoint: it is damaged")
+    clients = content.get("clients", {})
+    if not isinstance(clients, dict) or not all(map(_is_memory, clients.values())):
+        raise CheckpointError("what clients remember is no table of tensors in its checkpoint: it is damaged")
     sums = content.get("lines", {})
     if (
         not isinstance(sums, dict)
@@ -41,6 +42,16 @@ def check_content(content: Any) -> None:
         raise CheckpointError("its checkpoint has no checksums of lines: it is damaged")
     if "examples" in content and not _is_fingerprint(content["examples"]):
         raise CheckpointError("what its checkpoint says of the examples is no table of numbers: it is damaged")
+
+
+def _is_memory(found: Any) -> bool:
+    """A part that clients remember: [N, 2] clients and rows, and of every leaf [N, ...]."""
+    if not isinstance(found, dict) or not isinstance(found.get("leaves"), dict):
+        return False
+    jobs, leaves = found.get("jobs"), found["leaves"].values()
+    if not isinstance(jobs, Tensor) or jobs.dtype != torch.int64 or jobs.dim() != 2 or jobs.shape[1] != 2:
+        return False
+    return all(isinstance(leaf, Tensor) and leaf.shape[:1] == jobs.shape[:1] for leaf in leaves)
 
 
 def _is_fingerprint(found: Any) -> bool:
