@@ -18,7 +18,10 @@ def handle(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "it is no file but a pipe or a device: remove it", path)
 
 
-def content(path: Path) -> bytes:
-    """All of a file."""
+def content(path: Path, most: int | None = None) -> bytes:
+    """All of a file; `OSError` for one of more than `most` bytes, which may be holes that take no room on the disk."""
     with open(path, "rb", opener=handle) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and {most} are read at most: remove it", str(path))
         return file.read()
