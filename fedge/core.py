@@ -416,6 +416,8 @@ def filled(module: nn.Module, params: Params) -> nn.Module:
     mine = dict(copied.named_parameters())
     with torch.no_grad():
         for name, leaf in params.items():
+            if name not in mine or mine[name].shape != leaf.shape:
+                raise ValueError(f"there is a {name!r} of shape {list(leaf.shape)}, which the model does not have")
             mine[name].data = leaf.detach().cpu().clone()
     return copied
 

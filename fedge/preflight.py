@@ -177,31 +177,31 @@ def _check_loss(loss: Any) -> None:
     raise TypeError(f"loss is {loss!r}, it must be a function of outputs and targets{known}")
 
 
-def check_start(fresh: Any, state: Any) -> None:
+def check_start(fresh: Any, state: Any, it: str = "start is the run") -> None:
     """An earlier run's state must be of this algorithm and of this model; what one of them lacks is not compared."""
     for kind in (dict, list, tuple, Tensor):
         if isinstance(fresh, kind) and not isinstance(state, kind):
             raise ValueError(
-                f"start is the run of another algorithm: its state has a {type(state).__name__} where this one has a "
+                f"{it} of another algorithm: its state has a {type(state).__name__} where this one has a "
                 f"{kind.__name__}"
             )
     if isinstance(fresh, dict) and isinstance(state, dict):
         for name in fresh:
             if name not in state:
-                raise ValueError(f"start is the run of another algorithm: its state has no {name!r}")
-            check_start(fresh[name], state[name])
+                raise ValueError(f"{it} of another algorithm: its state has no {name!r}")
+            check_start(fresh[name], state[name], it)
     elif isinstance(fresh, list) and isinstance(state, list):
         if len(state) < len(fresh):
-            raise ValueError(f"start is the run of another algorithm: its state has {len(state)} of {len(fresh)} parts")
+            raise ValueError(f"{it} of another algorithm: its state has {len(state)} of {len(fresh)} parts")
         for one, other in zip(fresh, state, strict=False):
-            check_start(one, other)
+            check_start(one, other, it)
     elif isinstance(fresh, Tensor) and isinstance(state, Tensor):
-        _check_tensor(fresh, state)
+        _check_tensor(fresh, state, it)
 
 
-def _check_tensor(fresh: Tensor, state: Tensor) -> None:
+def _check_tensor(fresh: Tensor, state: Tensor, it: str) -> None:
     if fresh.shape != state.shape:
         shapes = f"{list(state.shape)}, here it is {list(fresh.shape)}"
-        raise ValueError(f"start is the run of another model: a tensor of its state has shape {shapes}")
-    if fresh.is_floating_point() != state.is_floating_point():
-        raise ValueError(f"start is the run of another model: a tensor of its state is {state.dtype}")
+        raise ValueError(f"{it} of another model: a tensor of its state has shape {shapes}")
+    if fresh.dtype != state.dtype:
+        raise ValueError(f"{it} of another model: a tensor of its state is {state.dtype}, here it is {fresh.dtype}")

@@ -289,6 +289,9 @@ def test_a_field_of_training_that_is_not_set_does_not_make_another_case(digits) 
     """Stored results outlive new fields: those of the benchmark are the cases of the experiment as it is."""
     experiment, _ = digits
     wanted = set(cases(experiment, list(KINDS), page.SHARES, list(DEFENCES)))
+    for seed in page.SEEDS[1:]:
+        other = load(None, ["train.device=cpu", f"train.seed={seed}"])
+        wanted |= set(cases(other, list(KINDS), page.SHARES[:1], ["mean", RECOMMENDED]))
     assert set(read(page.RESULTS / "digits" / "attacks.jsonl")) == wanted
     drawn = load(None, ["train.device=cpu", "train.sampling=poisson"])
     assert wanted.isdisjoint(cases(drawn, list(KINDS), page.SHARES, list(DEFENCES)))

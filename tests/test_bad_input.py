@@ -279,3 +279,49 @@ def test_a_number_that_no_float_holds_is_no_result(here: Path) -> None:
     changed = json.loads(lines[1]) | {"test_accuracy": 10**400, "test_own": 10**400}
     Path("run", "rounds.jsonl").write_text(f"{lines[0]}\n{json.dumps(changed)}\n")
     assert len(fedge.results("run")) == 1
+
+
+def _changed(path: Path, **more: object) -> str:
+    return json.dumps(
+        json.loads(path.read_text().splitlines()[-1] if path.suffix == ".jsonl" else path.read_text()) | more
+    )
+
+
+LIES: list[tuple[str, dict[str, object]]] = [
+    *[("summary.json", {"final_rounds": one}) for one in ("x", [], [1], "\ud800", 1e308, 10**400, {}, True, -3)],
+    *[("summary.json", {"algorithm": one}) for one in ("a\x1b[2J\x9b", "\ud800x", ["\ud800"], 7)],
+    *[("summary.json", {"diverged": one}) for one in ("\x1b[2J", "\ud800x")],
+    *[("summary.json", {name: 1e308}) for name in ("final_accuracy", "final_loss", "up_bytes", "seconds")],
+    *[("rounds.jsonl", {name: 1e308}) for name in ("test_accuracy", "test_loss", "up_bytes", "seconds", "joules")],
+    ("rounds.jsonl", {"test_\x1b[2J\ud800": 0.5}),
+]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep") / "s"
+    settings = ["train.rounds=2", "train.seeds=[0, 1]", "algorithm=[{name='fedavg'}]"]
+    done = CliRunner().invoke(
+        app, ["run", "--no-report", "--quiet", "--out", str(folder), *(f"--set={one}" for one in settings)]
+    )
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(LIES)))
+def test_a_look_at_a_crafted_sweep_is_a_table_or_one_line(number: int, sweep: Path) -> None:
+    """Its words do not steer the terminal either."""
+    name, lie = LIES[number]
+    files = [run / name for run in sorted(sweep.iterdir()) if run.is_dir()]
+    before = {file: file.read_text() for file in files}
+    try:
+        for file in files:
+            kept = before[file].splitlines()[:-1] if file.suffix == ".jsonl" else []
+            file.write_text("\n".join([*kept, _changed(file, **lie)]) + "\n")
+        for more in ([], ["--json"]):
+            found = CliRunner().invoke(app, ["sweep", "show", str(sweep), *more])
+            assert found.exit_code == 0, (found.output, found.exception)
+            assert "\x1b[2J" not in found.output
+    finally:
+        for file, text in before.items():
+            file.write_text(text)

@@ -27,6 +27,7 @@ from fedge.cli.interrupt import Interrupt
 from fedge.cli.lazy import Later
 from fedge.engine.uploads.checks import TooFewReplies
 from fedge.experiment import Progress
+from fedge.report import ReportError
 from fedge.runs import checkpoint
 
 SMALL = """
@@ -195,6 +196,8 @@ def test_tensorboard_logs_every_run(here: Path) -> None:
         (["small.toml", "--out", "small.toml"], "small.toml is a file: choose a folder for the run"),
         (["small.toml", "--resume"], "there is nothing to resume: no experiment 'small' in runs/"),
         (["--resume", "--out", "nowhere"], "nowhere holds no experiment.toml"),
+        (["pipe.toml"], "cannot read pipe.toml: it is no file but a pipe or a device"),
+        (["/dev/zero"], "cannot read /dev/zero: it is no file but a pipe or a device"),
     ],
 )
 def test_what_cannot_be_run_gets_one_line(here: Path, words: list[str], message: str) -> None:
@@ -202,6 +205,7 @@ def test_what_cannot_be_run_gets_one_line(here: Path, words: list[str], message:
     (here / "empty.toml").write_text("# nothing yet\n")
     (here / "twice.toml").write_text("[algorithm]\nlr = 1\n\n[algorithm]\nlr = 2\n")
     (here / "typo.toml").write_text(SMALL.replace("rounds = 3", "runds = 3"))
+    os.mkfifo(here / "pipe.toml")
     before = sorted(here.iterdir())
     refused(call("run", *words), message)
     assert sorted(here.iterdir()) == before, "nothing is left behind"
@@ -246,6 +250,31 @@ def test_the_rounds_before_a_failure_are_reported(here: Path) -> None:
     page = (here / "runs/small/report.html").read_text()
     assert f"{failed['rounds']} of 8, failed" in page
     assert f"fedavg failed: round {failed['rounds'] + 1}: " in page
+
+
+def test_a_report_that_finds_no_room_is_no_refusal_of_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise ReportError("cannot write report.html: No space left on device; choose another place")
+
+    monkeypatch.setattr("fedge.cli.run.write_report", full)
+    result = call("run", "small.toml", "--json", "--set", "train.rounds=1", "--set", "algorithm=[{name='fedavg'}]")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("Error: no report was written: cannot write ")
+    assert result.stderr.endswith("The runs are done: go on with fedge report runs/small\n")
+    found = json.loads(result.stdout)
+    assert (found["report"], found["runs"][0]["rounds"]) == (None, 1)
+
+
+def test_an_error_without_words_gets_some(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("fedge.cli.run.plan", none)
+    result = call("run", "small.toml")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "Error: out of memory: free some, or give it smaller files, models or cohorts\n",
+    )
 
 
 def test_when_all_fail_there_is_no_report(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

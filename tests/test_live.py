@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -106,6 +108,25 @@ def test_nothing_but_the_report_is_served(runs: Path) -> None:
             assert ask(port, path)[0] == 404
         assert ask(port, "/live.js")[2]["Content-Type"].startswith("text/javascript")
         assert ask(port, "/", method="POST")[0] == 501
+
+
+def test_a_browser_that_goes_away_is_not_worth_a_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = page_of(runs)
+    with serving(page) as port:
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            gone.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert ask(port, "/")[0] == 200
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("lie", [{"algorithm": "a\ud800b"}, {"diverged": "a\ud800b"}, {"versions": {"a\ud800b": "1"}}])
+def test_what_is_no_text_in_a_file_is_answered(lie: dict, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "one" / "summary.json").write_text(json.dumps(lie))
+    with serving(page_of(runs)) as port:
+        code, text, _ = ask(port, "/")
+    assert (code, "a?b" in text) == (200, True) or (code, "cannot show" in text) == (503, True)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_page_of_another_site_cannot_read_it(runs: Path) -> None:

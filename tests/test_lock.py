@@ -153,9 +153,10 @@ def test_without_flock_dead_processes_of_this_machine_are_found_dead(tmp_path: P
     left(tmp_path, pid=os.getpid(), host=here, started=-1)  # the number is in use again
     with lock.locked(tmp_path):
         pass
-    (tmp_path / ".lock").write_bytes(b"\0torn")
-    with lock.locked(tmp_path):
-        pass
+    for torn in (b"\0torn", b"[" * 100_000):
+        (tmp_path / ".lock").write_bytes(torn)
+        with lock.locked(tmp_path):
+            pass
     left(tmp_path, pid=gone.pid, host="another", started=5)
     with (
         pytest.raises(lock.Held, match=r"process \d+ on 'another': wait for it or end it; if there is none, remove"),

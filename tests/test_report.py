@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import sys
@@ -210,6 +211,15 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     (folder / "config.toml").write_text("lr =")
     with pytest.raises(ReportError, match=r"config\.toml is not TOML"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "config.toml"])
+def test_a_file_without_end_is_not_read(name: str, tmp_path: Path) -> None:
+    """200 GB of holes take no room on the disk."""
+    folder = write_run(tmp_path / "run")
+    os.truncate(folder / name, 200 << 30)
+    with pytest.raises(ReportError, match=rf"cannot read .*{name}: it has 214748364800 bytes, and 1073741824 are read"):
         read(folder)
 
 

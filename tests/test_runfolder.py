@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import time
 import tomllib
 import zipfile
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +30,10 @@ import fedge
 from fedge import toml
 from fedge.core import Note
 from fedge.engine import Simulator, TooFewReplies
+from fedge.engine.clients.recall import WrongMemory
 from fedge.experiment import ExperimentError, compare, parse
 from fedge.experiment.planning import load_sweep
-from fedge.runs import atomic, checkpoint, experiments
+from fedge.runs import archive, atomic, checkpoint, experiments
 from fedge.runs.differences import first_difference
 from fedge.runs.examples import are_same, fingerprint
 from fedge.runs.folder import RunFolder, RunFolderError
@@ -297,7 +301,7 @@ def test_a_run_from_before_checksums_goes_on_and_its_bytes_are_compared(tmp_path
 
 
 WRONG = {
-    "round": [None, "6", -1, 2.5, True],
+    "round": [None, "6", -1, 2.5, True, 2**31, 10**30],
     "config": [None, [], "x"],
     "engine": [None, 3],
     "clients": [[], 7],
@@ -415,7 +419,14 @@ def test_first_difference() -> None:
         lambda content: content.update(state=None),
         lambda content: content.update(engine={}),
         lambda content: content["engine"].update(threads="many"),
+        lambda content: content["engine"].update(threads=10**30),
+        lambda content: content["engine"].update(pad=[0]),
         lambda content: content.update(clients={"x": 3}),
+        lambda content: content.update(clients={"x": {"jobs": torch.zeros(3, 2), "leaves": {}}}),
+        lambda content: content.update(clients={"x": {"jobs": torch.zeros(3, 2).long(), "leaves": {"a": None}}}),
+        lambda content: content["state"].update(
+            params={name: leaf.half() for name, leaf in content["state"]["params"].items()}
+        ),
     ],
 )
 def test_a_checkpoint_with_parts_of_another_kind_is_one_line(tmp_path: Path, change) -> None:
@@ -424,8 +435,39 @@ def test_a_checkpoint_with_parts_of_another_kind_is_one_line(tmp_path: Path, cha
     content = checkpoint.load(path)
     change(content)
     checkpoint.save(path, content)
-    with pytest.raises(RunFolderError, match=r"^cannot resume .*damaged"):
+    with pytest.raises(RunFolderError, match=r"^cannot resume.*damaged"):
         go(tmp_path / "a", resume=True)
+
+
+def test_more_threads_than_the_machine_has_are_not_started(tmp_path: Path) -> None:
+    """The run may come from a larger machine; 10**9 of them ended the process."""
+    go(tmp_path / "a", rounds=3)
+    path = tmp_path / "a/checkpoint.pt"
+    content = checkpoint.load(path)
+    content["engine"]["threads"] = 10**9
+    checkpoint.save(path, content)
+    assert go(tmp_path / "a", resume=True).rounds == 7
+    most = max(os.cpu_count() or 1, torch.get_num_threads())
+    assert checkpoint.load(path)["engine"]["threads"] <= most
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda leaves: leaves.update(x=next(iter(leaves.values()))),
+        lambda leaves: leaves.pop(next(iter(leaves))),
+        lambda leaves: leaves.update({name: leaf.half() for name, leaf in leaves.items()}),
+        lambda leaves: leaves.update({name: leaf[..., :1] for name, leaf in leaves.items()}),
+    ],
+)
+def test_what_clients_remember_in_a_checkpoint_is_what_the_task_remembers(tmp_path: Path, change) -> None:
+    go(tmp_path / "a", "scaffold", rounds=3, cohort=None)
+    path = tmp_path / "a/checkpoint.pt"
+    content = checkpoint.load(path)
+    change(content["clients"]["own_control"]["leaves"])
+    checkpoint.save(path, content)
+    with pytest.raises(WrongMemory, match="what clients remember as 'own_control' has other names, shapes or types"):
+        go(tmp_path / "a", "scaffold", cohort=None, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -704,18 +746,94 @@ def test_a_small_checkpoint_that_is_large_to_look_at_is_refused(tmp_path: Path, 
     assert "\n" not in str(refused.value)
 
 
-def test_a_checkpoint_that_unpacks_to_more_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, {"state": torch.zeros(1 << 20)})
-    body = io.BytesIO()
-    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as packed:
+ENDS = archive.END64.size + archive.LOCATOR.size + archive.END.size
+
+
+def _laid_out(records: bytes, directory: bytes, entries: int, place: int | None = None) -> bytes:
+    """An archive with ends as torch writes them; `place` is where they say that the directory is."""
+    at = len(records) if place is None else place
+    numbers = (entries, entries, len(directory), at)
+    long = archive.END64.pack(b"PK\6\6", archive.END64.size - 12, 0x31E, 45, 0, 0, *numbers)
+    locator = archive.LOCATOR.pack(b"PK\6\7", 0, len(records + directory), 1)
+    return records + directory + long + locator + archive.END.pack(b"PK\5\6", 0, 0, *numbers, 0)
+
+
+def _zipped(body: bytes) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(body)) as plain, zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
-    raw = body.getvalue()[:-2] + checkpoint.COMMENT.to_bytes(2, "little")
-    path.write_bytes(raw + checkpoint.MAGIC + checkpoint._sum(raw))
-    assert path.stat().st_size < 10_000
-    with pytest.raises(checkpoint.CheckpointError, match="a compressed file"):
+    return found.getvalue()
+
+
+class Named(str):
+    """A storage by the name under which a checkpoint asks for it."""
+
+
+class Asking(pickle.Pickler):
+    def persistent_id(self, name: object) -> tuple | None:
+        return ("storage", torch.ByteStorage, str(name), "cpu", 1 << 20) if isinstance(name, Named) else None
+
+
+def _asks_for(names: Iterable[str], record: str) -> bytes:
+    """An archive with one record of 1 MB, and a pickle that asks for it by these names."""
+    found, asked = io.BytesIO(), io.BytesIO()
+    Asking(asked, 2).dump({"state": list(map(Named, names))})
+    writer = torch._C.PyTorchFileWriter(found)
+    writer.write_record("data.pkl", asked.getvalue(), len(asked.getvalue()))
+    writer.write_record(f"data/{record}", bytes(1 << 20), 1 << 20)
+    writer.write_end_of_file()
+    return found.getvalue()
+
+
+def _crafted(how: str) -> bytes:
+    found = io.BytesIO()
+    torch.save({"state": torch.zeros(1 << 20)}, found)
+    body = found.getvalue()
+    entries, _, size, place = archive.END64.unpack_from(body, len(body) - ENDS)[-4:]
+    records, directory = body[:place], body[place : place + size]
+    assert _laid_out(records, directory, entries)[place:] == body[place:]
+    if how == "zipped":
+        return _zipped(body)
+    if how == "packed":
+        return _laid_out(records, re.sub(b"(?s)(PK\1\2.{6})\0", lambda it: it[1] + b"\x08", directory), entries)
+    if how == "two directories":  # torch reads the first one, zipfile the one before the ends
+        return _laid_out(records + directory, directory, entries, place)
+    if how == "an entry twice":
+        return _laid_out(records, directory * 2, 2 * entries)
+    if how == "another record":
+        return _laid_out(records, directory.replace(b"version", b"data/00"), entries)
+    if how == "capitals":
+        return _asks_for(map("".join, itertools.product("aA", repeat=6)), "aaaaaa")
+    return _asks_for((f"0\0{number}" for number in range(64)), "0")
+
+
+CRAFTED = {
+    "zipped": "ends of another kind",
+    "packed": "a compressed file",
+    "two directories": "two directories",
+    "an entry twice": "a record under many names",
+    "another record": "an entry without its record",
+    "capitals": "a record under many names",
+    "names with an end": "a record under many names",
+}
+
+
+@pytest.mark.parametrize("how", CRAFTED)
+def test_a_checkpoint_takes_no_more_memory_than_its_file(how: str, tmp_path: Path) -> None:
+    path, body = tmp_path / "checkpoint.pt", _crafted(how)
+    body = body[:-2] + checkpoint.COMMENT.to_bytes(2, "little")
+    path.write_bytes(body + checkpoint.MAGIC + checkpoint._sum(body))
+    with pytest.raises(checkpoint.CheckpointError, match=rf"checkpoint\.pt holds what no .* \({CRAFTED[how]}\)"):
         checkpoint.load(path)
+
+
+def test_torch_lays_out_archives_as_they_are_read(tmp_path: Path) -> None:
+    content = {"many": [torch.full((n % 7,), n) for n in range(2000)], "empty": {}, "one": torch.ones(300, 300)}
+    checkpoint.save(tmp_path / "a", content)
+    found = checkpoint.load(tmp_path / "a")
+    assert all(map(torch.equal, found["many"], content["many"]))
+    assert torch.equal(found["one"], content["one"])
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "rounds.jsonl", "ledger.jsonl"])

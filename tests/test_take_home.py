@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 import fedge
 from fedge.cli.app import app
+from fedge.core import filled
 from fedge.experiment import compare, loading, parse
-from fedge.runs import export
+from fedge.runs import checkpoint, export
 from fedge.runs.folder import RunFolderError
 
 DIGITS = fedge.data.load("digits")
@@ -436,6 +437,38 @@ def test_the_checkpoint_of_another_run_is_not_exported(file: str, tmp_path: Path
     (mine / file).write_bytes((other / file).read_bytes())
     with pytest.raises(RunFolderError, match=r"has train.seed = \d, but checkpoint.pt was written with \d"):
         fedge.load_run(mine, best=file == "best.pt")
+
+
+WRONG_STATES = {
+    "nothing": (lambda state: None, "TypeError"),
+    "a number": (lambda state: 7, "TypeError"),
+    "a tensor": (lambda state: torch.zeros(0), "IndexError"),
+    "no parameters": (lambda state: {"params": None}, "has a NoneType where this one has a dict"),
+    "a layer less": (lambda state: {"params": dict([*state["params"].items()][1:])}, "its state has no 'fc1.weight'"),
+    "a layer more": (lambda state: {"params": state["params"] | {"x": torch.ones(1)}}, r"its state has \['x'\]"),
+    "a shape": (lambda state: _with(state, lambda leaf: leaf[:3]), r"has shape \[3.*\], here it is \[10"),
+    "a type": (lambda state: _with(state, lambda leaf: leaf > 0), "is torch.bool, here it is torch.float32"),
+}
+
+
+def _with(state: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    return {"params": {name: change(leaf) for name, leaf in state["params"].items()}}
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "best.pt"])
+@pytest.mark.parametrize("name", WRONG_STATES)
+def test_parameters_that_are_not_the_models_are_not_exported(name: str, file: str, tmp_path: Path) -> None:
+    run, (lie, told) = logistic(tmp_path), WRONG_STATES[name]
+    content = checkpoint.load(run / file)
+    checkpoint.save(run / file, content | {"state": lie(content["state"])})
+    with pytest.raises(RunFolderError, match=rf"cannot load the run: .*{file} .*{told}"):
+        fedge.load_run(run, best=file == "best.pt")
+
+
+def test_a_personal_layer_of_another_shape_is_not_put_into_the_model() -> None:
+    module = fedge.models.mlp(seed=0)
+    with pytest.raises(ValueError, match=r"there is a 'fc2.bias' of shape \[3\], which the model does not have"):
+        filled(module, {"fc2.bias": torch.zeros(3)})
 
 
 SMALL_LIES = {

@@ -10,6 +10,7 @@ import typer
 from fedge.algorithms.accounting import MissingAccountant
 from fedge.cli.text import printable
 from fedge.data import DataError
+from fedge.engine.clients.recall import WrongMemory
 from fedge.engine.clients.run_task import StepError
 from fedge.engine.clients.worker import ClientError
 from fedge.engine.ranks.process_group import Group, RankError
@@ -40,14 +41,20 @@ def one_line(group: Group | None = None) -> Iterator[None]:
         TooFewReplies,
         ClientError,
         StepError,
+        WrongMemory,
         NotStackable,
         RankError,
         LostWorker,
         MemoryError,
     ) as error:
-        raise fail(str(error), FAILED, group) from None
+        raise fail(told(error), FAILED, group) from None
     except OSError as error:
         raise fail(str(error), ASKED, group) from None
+
+
+def told(error: Exception) -> str:
+    """Its words; Python's own error of memory has none."""
+    return str(error) or "out of memory: free some, or give it smaller files, models or cohorts"
 
 
 def fail(message: str, code: int, group: Group | None = None) -> typer.Exit:

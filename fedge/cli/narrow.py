@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedge.cli.text import say
+from fedge.cli.text import printable, say
 from fedge.report.series import is_asked_for
 
 LABEL = 22  # letters of a label that have room on one line
@@ -38,12 +38,21 @@ def title_of(metric: str) -> str:
 def show(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[str], all_: str
 ) -> None:
-    """Print the table with the columns that fit, and say which did not, and where they are."""
+    """Print the table with the columns that fit, and say which did not, and where they are.
+
+    Its words may come from a folder of somebody else.
+    """
+    head, rows = _printable(head), [_printable(row) for row in rows]
+    metrics = [printable(name) for name in metrics]
     out = left_out(head, rows, metrics, console.width)
     console.print(_table(head, rows, out, console.width))
     if out:
         named = [" ".join(title.split()) for title in head if title in out]
         say(console, f"no room for {', '.join(named)}: {all_}")
+
+
+def _printable(texts: Sequence[str]) -> list[str]:
+    return ["\n".join(map(printable, text.split("\n"))) for text in texts]
 
 
 def left_out(head: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[str], room: int) -> list[str]:

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedge.cli.text import listen, say, to_json
 from fedge.cli.torchrun import program, stopping
 from fedge.engine.ranks.process_group import Group, RankLost, joined
 from fedge.experiment import ExperimentError, Outcome, Plan, Watch, build, compare, plan
-from fedge.report import MissingExtra, headline, read_all, write_report
+from fedge.report import MissingExtra, ReportError, headline, read_all, write_report
 from fedge.report.series import has_no_accuracy
 from fedge.report.trackers import PACKAGES, missing
 
@@ -59,11 +59,12 @@ def run(
             raise _sweep(job, console, group, jobs, report, tools, json)
         again = _command(job, tools, report, quiet, json)
         outcomes = _train(job, console, tools, again, group)
+        found: dict[str, Any] = {}
         if group.leads:
             found = finish(job, outcomes, console, report, "tensorboard" in tools)
             if json:
                 typer.echo(to_json(found))
-        if code := FAILED if any(outcome.failed for outcome in outcomes) else 0:
+        if code := FAILED if _lost(found) or any(outcome.failed for outcome in outcomes) else 0:
             raise _leave(group, typer.Exit(code))
         _leave(group, typer.Exit(0))
 
@@ -82,7 +83,12 @@ def _sweep(
     found |= _report(folders, job.folder, found["target"], console) if report else {}
     if json:
         typer.echo(to_json(found))
-    return typer.Exit(code)
+    return typer.Exit(FAILED if _lost(found) else code)
+
+
+def _lost(found: Mapping[str, Any]) -> bool:
+    """Whether a report was to be written and could not be."""
+    return found.get("report", "") is None
 
 
 def _tools(tensorboard: bool, track: Sequence[str]) -> tuple[str, ...]:
@@ -170,7 +176,7 @@ def finish(job: Plan, outcomes: Sequence[Outcome], console: Console, report: boo
     return {"name": job.experiment.name, "folder": str(job.folder), "target": goal, **written, "runs": found}
 
 
-def _report(runs: Sequence[Path], folder: Path, target: float | None, console: Console) -> dict[str, str]:
+def _report(runs: Sequence[Path], folder: Path, target: float | None, console: Console) -> dict[str, str | None]:
     if not runs:
         say(console, "No report was written: no algorithm has a round")
         return {}
@@ -180,6 +186,12 @@ def _report(runs: Sequence[Path], folder: Path, target: float | None, console: C
     except MissingExtra as error:
         say(console, f"No report was written: {error}")
         return {}
+    except (ReportError, OSError) as error:
+        fail(
+            f"no report was written: {error}. The runs are done: go on with fedge report {shlex.quote(str(folder))}",
+            FAILED,
+        )
+        return {"report": None}
     say(console, f"Report   {page}")
     say(console, f"Picture  {picture}")
     return {"report": str(page), "picture": str(picture)}

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line
+from fedge.cli.errors import FAILED, INTERRUPTED, fail, one_line, told
 from fedge.cli.interrupt import Interrupt
 from fedge.cli.listener import Say
 from fedge.cli.narrow import show as show_table
@@ -21,7 +21,7 @@ from fedge.experiment import Plan
 from fedge.experiment.planning import stored_sweep
 from fedge.report import ReportError, default_target, grouped, read_all, tidy
 from fedge.report.groups import Group
-from fedge.report.series import has_no_accuracy, telling_metrics
+from fedge.report.series import has_no_accuracy, is_number, telling_metrics
 from fedge.report.summary import columns, summary_rows
 from fedge.runs.experiments import EXPERIMENT_FILE, is_tried
 from fedge.sweep import Runner, Stopped
@@ -74,7 +74,7 @@ def _work(runner: Runner, wanted: Sequence[Kept], jobs: int, console: Console, a
             typer.echo(f"Stopped. Go on with:\n  {again}", err=True)
             return INTERRUPTED
         except (LostWorker, MemoryError) as error:
-            fail(f"{error}; go on with: {again}", FAILED)
+            fail(f"{told(error)}; go on with: {again}", FAILED)
             return FAILED
     return FAILED if failed else 0
 
@@ -119,7 +119,7 @@ def _print_table(folder: Path, runs: Sequence[Kept], target: float | None, conso
         row[marked] = _marked(row[marked], group)
     console.print()
     show_table(console, head, cells, metrics, f"in the report and in fedge.results({str(folder)!r})")
-    whole = [run.summary | {"failed": "final_rounds" not in run.summary} for run in read]
+    whole = [run.summary | {"failed": not is_number(run.summary.get("final_rounds"))} for run in read]
     if final := note(whole, goal if target is None else None):
         say(console, f"{final}{'; best: the best round' if any(title.startswith('best') for title in head) else ''}")
     if goal is not None and not any(title.startswith("rounds\n") for title in head):
@@ -190,4 +190,4 @@ def show(folder: Path, json: bool) -> None:
 def _line(run: Kept, now: State) -> str:
     far = f"round {now.rounds} of {run.rounds}"
     after = {"done": "", "to do": "", "begun": f", {far}", "failed": f", {far}: {printable(now.why)}"}[now.word]
-    return f"{now.word:6} {run.title}{after}"
+    return f"{now.word:6} {printable(run.title)}{after}"

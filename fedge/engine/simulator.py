@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -42,6 +43,7 @@ from fedge.ledger import Ledger, Row, payload_bytes
 from fedge.once import is_new
 
 log = logging.getLogger("fedge")
+RESTORED = {"threads", "ranks", "memory", "chunk", "way", "compile", "layers"}  # the settings of a checkpoint
 
 
 class Simulator(Folding):
@@ -149,11 +151,13 @@ class Simulator(Folding):
         return found | ({"compile": True} if self._in_c else {}) | ({"layers": True} if self._has_layers else {})
 
     def restore(self, settings: Mapping[str, Any]) -> None:
+        if unknown := settings.keys() - RESTORED:
+            raise ValueError(f"engine has {sorted(map(str, unknown))[:5]}, known are {sorted(RESTORED)}")
         at_least_one("threads", settings["threads"])
         at_least_one("chunk", settings.get("chunk"), optional=True)
         positive("memory", settings.get("memory"), optional=True)
         if settings.get("ranks", 1) == 1:  # else sums are in another order anyhow
-            self.runtime.threads = settings["threads"]
+            self.runtime.threads = min(settings["threads"], max(os.cpu_count() or 1, torch.get_num_threads()))
         self.budget.memory = settings.get("memory", self.budget.memory)
         self.chunk = settings.get("chunk", self.chunk)
         if self.device.type == "cpu":  # a run goes on as it began: compiled sums are rounded differently

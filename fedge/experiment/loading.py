@@ -21,9 +21,10 @@ from fedge.experiment.own import code_of, copies_allowed, marked, unread
 from fedge.experiment.parsing import parse
 from fedge.experiment.setup import build_algorithms, load_data
 from fedge.federation import Federation
-from fedge.handle import Handle
+from fedge.handle import Handle, parameters
 from fedge.inputs import Inputs
 from fedge.ledger import Ledger
+from fedge.preflight import check_start
 from fedge.problem import Problem
 from fedge.runs import checkpoint, regular
 from fedge.runs.contents import check_content
@@ -57,6 +58,7 @@ def load_run(
         algorithm = _algorithm(folder, table, run_code)
     else:
         _check_same(folder, algorithm, content["config"])
+    _check_params(folder / (BEST if best else "checkpoint.pt"), algorithm, content["state"])
     about = _about(folder, table)
     rounds, handle, example = content["round"], Handle(algorithm.model, algorithm.loss), _zeros(about)
     return Run(
@@ -176,6 +178,16 @@ def _check_same(folder: Path, algorithm: Algorithm[Any], config: dict[str, Any])
     if difference is not None:
         name, old, new = difference
         raise RunFolderError(f"{folder} was trained with {name} = {old!r}, the algorithm given has {new!r}")
+
+
+def _check_params(path: Path, algorithm: Algorithm[Any], state: Any) -> None:
+    """The parameters are those of the model: one that is missing would be exported untrained."""
+    here = algorithm.params(algorithm.init(parameters(algorithm.model)))
+    with _whole(path):
+        found = algorithm.params(state)
+        check_start(here, found, "it is")
+        if more := found.keys() - here.keys():
+            raise ValueError(f"it is of another model: its state has {sorted(map(str, more))[:5]}")
 
 
 def _about(folder: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from fedge.checks import nearest
 from fedge.experiment.errors import ExperimentError
+from fedge.runs import regular
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ def said(error: Exception, path: str) -> str:
 
 def _content(name: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return regular.content(path)
     except OSError as error:
         raise ExperimentError(_unreadable(name, path, error.strerror)) from None
 

@@ -17,9 +17,11 @@ from fedge.experiment.parsing import Experiment, brings_clients, federation_of, 
 from fedge.experiment.setup import deal, load_data
 from fedge.experiment.sweeps import Sweep, read_sweep
 from fedge.federation import Federation
+from fedge.runs import regular
 from fedge.runs.experiments import EXPERIMENT_FILE, earlier, fresh, holds_runs, is_finished, is_run
 
 ROOT = Path("runs")
+LARGEST = 1 << 24  # bytes of an experiment file
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def read(file: Path | None = None) -> Table:
     if file is None:
         return tomllib.loads(resources.files("fedge").joinpath("default.toml").read_text("utf-8"))
     try:
-        found = toml.loads(file.read_text("utf-8-sig"))
+        found = toml.loads(regular.content(file, LARGEST).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ExperimentError(f"there is no file {file}: name an experiment file, or none for the default") from None
     except IsADirectoryError:

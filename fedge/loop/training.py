@@ -53,7 +53,7 @@ class Training(Generic[S]):
         if resume and self.log is not None and self.log.resumable:
             run = self.log.reopen(self.algorithm, rounds)
             with self.log.usable():
-                preflight.check_start(self.algorithm.init(self.first_params()), run.state)
+                preflight.check_start(self.algorithm.init(self.first_params()), run.state, "it is")
                 self.link.remember(run.memory)
             self.replay(run)
             run.kept = None if self.best is None else self.log.kept(run, self.best.values(run.history))

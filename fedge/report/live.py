@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from fedge.report.errors import ReportError
 from fedge.report.page import CLOSED, LIVE_POLICY
@@ -65,7 +67,7 @@ class LivePage:
 
 def _checksum(folders: Sequence[Path]) -> str:
     seen = [f"{path} {name} {_size(path / name)}" for path in folders for name in WATCHED]
-    return f"{zlib.crc32(chr(10).join(seen).encode()):08x}"
+    return f"{zlib.crc32(chr(10).join(seen).encode(errors='replace')):08x}"
 
 
 def _size(path: Path) -> int:
@@ -95,13 +97,20 @@ def server(page: LivePage, host: str = "127.0.0.1", port: int = 0, anyone: bool 
         shown, open_to_all = page, anyone
 
     try:
-        made = ThreadingHTTPServer((host, port), Handler)
+        made = _Server((host, port), Handler)
     except OSError as error:
         raise ReportError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
         ) from error
     made.daemon_threads = True
     return made
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is not worth a line."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -132,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.open_to_all or name in NAMES
 
     def _answer(self, code: int, kind: str, text: str) -> None:
-        body = text.encode()
+        body = text.encode(errors="replace")  # a file may hold what is no text
         self.send_response(code)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

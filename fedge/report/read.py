@@ -11,7 +11,8 @@ from typing import Any
 from fedge import toml
 from fedge.report.errors import ReportError
 from fedge.report.labels import distinct
-from fedge.runs.experiments import failure
+from fedge.runs import regular
+from fedge.runs.experiments import MOST, failure
 
 Record = dict[str, Any]
 
@@ -121,7 +122,10 @@ def _parsed(path: Path, kind: str, parse: Callable[[str], Record]) -> Record:
 
 
 def _text(path: Path) -> str:
-    return path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    try:
+        return regular.content(path, MOST).decode("utf-8", errors="replace") if path.is_file() else ""
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _object(value: Any) -> Record:

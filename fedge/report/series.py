@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeGuard
 
+from fedge.checks import LARGEST
 from fedge.report.errors import ReportError
 from fedge.report.read import RunFolder
 
@@ -167,12 +168,11 @@ def running_mean(values: Sequence[float], width: int = 5) -> list[float]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite number: a diverged loss (NaN, infinity) has no place on an axis."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    try:
-        return number and math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits, which no run writes
-        return False
+    """A finite number: a diverged loss (NaN, infinity) has no place on an axis.
+
+    Nor have numbers beyond single precision, which a sum or a square of takes out of the range of floats.
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _round(run: RunFolder, at: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from fedge import toml
 from fedge.checks import brief
 from fedge.report.errors import ReportError
-from fedge.runs.experiments import EXPERIMENT_FILE
+from fedge.runs import regular
+from fedge.runs.experiments import EXPERIMENT_FILE, MOST
 
 
 def stated_target(folders: Iterable[Path | str]) -> float | None:
@@ -22,7 +23,9 @@ def _stated(path: Path) -> float | None:
         file = folder / EXPERIMENT_FILE
         if file.is_file():
             try:
-                target = toml.loads(file.read_text("utf-8")).get("target")
+                target = toml.loads(regular.content(file, MOST).decode()).get("target")
+            except OSError as error:
+                raise ReportError(f"cannot read {file}: {error.strerror or error}") from error
             except ValueError as error:
                 raise ReportError(f"{file} is not TOML: {error}") from error
             if isinstance(target, bool) or not isinstance(target, int | float | None):

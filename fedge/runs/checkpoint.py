@@ -7,14 +7,13 @@ checksum is the comment of the archive.
 from __future__ import annotations
 
 import io
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedge.runs import atomic, regular
+from fedge.runs import archive, atomic, regular
 
 FIRST = b"fedge checkpoint 1\n"  # began the files of earlier versions
 MAGIC = b"fedge checkpoint 2 "
@@ -48,26 +47,17 @@ def load(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is too large'}"
         ) from None
     body = _body(path, raw)
-    _check_packing(path, body)
     try:
-        content = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+        archive.check_layout(body)
+        content = torch.load(archive.Counted(body), weights_only=True, map_location="cpu")
+    except archive.NotAsWritten as error:
+        raise CheckpointError(f"{path} holds what no checkpoint holds ({error}): delete it") from None
     except Exception as error:  # torch tells of foreign objects and of damage in many ways
         raise CheckpointError(f"{path} holds what no checkpoint holds ({type(error).__name__}): delete it") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected the dict of a checkpoint")
     _check_parts(path, content)
     return content
-
-
-def _check_packing(path: Path, body: bytes) -> None:
-    """torch packs nothing: an archive of a few kB that unpacks to gigabytes is not its own."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} holds what no checkpoint holds ({type(error).__name__}): delete it") from None
-    if packed:
-        raise CheckpointError(f"{path} holds what no checkpoint holds (a compressed file): delete it")
 
 
 def _check_parts(path: Path, content: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedge.checks import MOST, brief
 from fedge.ledger import Row
 from fedge.runs.checkpoint import CheckpointError
 from fedge.runs.lines import DamagedFile, Record
@@ -24,10 +25,14 @@ def check_content(content: Any) -> None:
     for name, kind in kinds.items():
         if not isinstance(content, Mapping) or not isinstance(content.get(name), kind):
             raise CheckpointError(f"its checkpoint has no {name!r} of type {kind.__name__}: it is damaged")
-    if "state" not in content or content["round"] < 0 or isinstance(content["round"], bool):
+    if isinstance(content["round"], bool) or not 0 <= content["round"] <= MOST:
+        round = brief(content["round"])
+        raise CheckpointError(f"its checkpoint is of round {round}, which is from 0 to {MOST}: it is damaged")
+    if "state" not in content:
         raise CheckpointError(f"its checkpoint, of round {content['round']}, has no state: it is damaged")
-    if not isinstance(content.get("clients", {}), dict):
-        raise CheckpointError("what clients remember is not a table in its checkpoint: it is damaged")
+    clients = content.get("clients", {})
+    if not isinstance(clients, dict) or not all(map(_is_memory, clients.values())):
+        raise CheckpointError("what clients remember is no table of tensors in its checkpoint: it is damaged")
     sums = content.get("lines", {})
     if (
         not isinstance(sums, dict)
@@ -37,6 +42,16 @@ def check_content(content: Any) -> None:
         raise CheckpointError("its checkpoint has no checksums of lines: it is damaged")
     if "examples" in content and not _is_fingerprint(content["examples"]):
         raise CheckpointError("what its checkpoint says of the examples is no table of numbers: it is damaged")
+
+
+def _is_memory(found: Any) -> bool:
+    """A part that clients remember: [N, 2] clients and rows, and of every leaf [N, ...]."""
+    if not isinstance(found, dict) or not isinstance(found.get("leaves"), dict):
+        return False
+    jobs, leaves = found.get("jobs"), found["leaves"].values()
+    if not isinstance(jobs, Tensor) or jobs.dtype != torch.int64 or jobs.dim() != 2 or jobs.shape[1] != 2:
+        return False
+    return all(isinstance(leaf, Tensor) and leaf.shape[:1] == jobs.shape[:1] for leaf in leaves)
 
 
 def _is_fingerprint(found: Any) -> bool:
@@ -49,7 +64,7 @@ def _are_sums(found: Tensor) -> bool:
 
 def check_records(records: list[Record], rows: list[Record], round: int) -> None:
     """The rounds are 1 to `round`, and the bytes of each are those of its asks in the ledger."""
-    if [record["round"] for record in records] != list(range(1, round + 1)):
+    if len(records) != round or any(record["round"] != number for number, record in enumerate(records, 1)):
         raise DamagedFile(f"the checkpoint is of round {round}, but rounds.jsonl has {len(records)} of its rounds")
     found = as_rows(rows)
     for way in ("up", "down"):

@@ -15,6 +15,7 @@ from fedge.runs.lines import parse
 
 EXPERIMENT_FILE = "experiment.toml"
 FAILURE_FILE = "failure.json"
+MOST = 1 << 30  # bytes of a file that is looked at
 SIGNS = re.compile(r"(?P<plus>(?<=\de)\+(?=\d))|(?P<minus>\s*=\s*-(?=[\d.]))|[^\w.]+")
 
 
@@ -75,7 +76,7 @@ def earlier(root: Path, name: str) -> list[Path]:
 def is_finished(run: Path, rounds: int, until: bool = False) -> bool:
     """Whether a run has its summary, and of no fewer rounds than are wanted now; with `until` it may have ended."""
     try:
-        summary: Any = json.loads(regular.content(run / "summary.json"))
+        summary: Any = json.loads(regular.content(run / "summary.json", MOST))
         return bool(summary["rounds"] >= rounds or (until and summary.get("ended")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return False
@@ -90,7 +91,7 @@ def note_failure(run: Path, why: str) -> None:
 def failure(run: Path) -> str | None:
     """Why a run failed when it was last tried, or None."""
     try:
-        return str(json.loads(regular.content(run / FAILURE_FILE))["failed"])
+        return str(json.loads(regular.content(run / FAILURE_FILE, MOST))["failed"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -102,7 +103,7 @@ def forget_failure(run: Path) -> None:
 def records(run: Path) -> list[dict[str, Any]]:
     """The rounds a run has on record so far, for a look at it; torn and damaged lines do not count."""
     path = run / "rounds.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    lines = regular.content(path, MOST).split(b"\n")[:-1] if path.is_file() else []
     return [record for line in lines if (record := parse(line)) is not None and _is_whole(record)]
 
 

@@ -96,7 +96,7 @@ def _self() -> dict[str, Any]:
 def _read(handle: int) -> dict[str, Any]:
     try:
         found = json.loads(os.pread(handle, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

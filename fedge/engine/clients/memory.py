@@ -87,6 +87,7 @@ class ClientMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.tables: dict[str, Table] = {}
+        self.unchecked: set[str] = set()  # parts that came from a file and that no task has looked at yet
         self.written: list[Written] = []
         self._fresh: dict[str, dict[Job, tuple[Params, int]]] = {}  # the newest of what was written, by part and job
 
@@ -183,7 +184,7 @@ class ClientMemory:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """What `state` gave, in place of everything here."""
-        self.tables = {}
+        self.tables, self.unchecked = {}, set(state)
         self._keep_only([])
         for name, one in state.items():
             jobs = [(int(client), int(row)) for client, row in one["jobs"].tolist()]
