@@ -74,6 +74,9 @@ def test_losses_count_by_what_they_say_within_a_client() -> None:
         close({"a": judged(torch.tensor(told, dtype=torch.float64))}, {"a": torch.tensor(wanted, dtype=torch.float64)})
         < 1e-12
     )
+    stacked = torch.tensor(told, dtype=torch.float64)
+    assert torch.equal(judged(stacked.view(5, 3, 1)), judged(stacked).view(5, 3, 1))
+    assert judged(stacked[:, 0]).tolist() == [3.0] * 5  # of one point nothing is compared: the median
     assert int(judged(torch.tensor(told, dtype=torch.float64)).mean(0).argmin()) == 1
 
 

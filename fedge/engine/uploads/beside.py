@@ -42,16 +42,17 @@ def bounded(leaf: Tensor) -> Tensor:
 
 
 def judged(leaf: Tensor) -> Tensor:
-    """Losses of q points [J, q], each above its client's lowest by at most three times what is usual at that point.
+    """Losses of several points [J, ...], each above its client's lowest by at most three times what is usual there.
 
     They choose a point, so only differences within a client count. Compared with the lowest, a liar can speak against
     a point by what others say against it, and for one by saying nothing: it cannot outvote them by a number. Usual is
     the upper median; the common level is the median of the lowest.
     """
-    lowest = leaf.amin(1, keepdim=True)
-    above = (leaf - lowest).nan_to_num(nan=torch.inf)
-    most = WORSE * above.sort(0).values[len(leaf) // 2]
-    return lowest.median(0).values + torch.minimum(above, most)
+    losses = leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
+    lowest = losses.amin(1, keepdim=True)
+    above = (losses - lowest).nan_to_num(nan=torch.inf)
+    most = WORSE * above.sort(0).values[len(losses) // 2]
+    return (lowest.median(0).values + torch.minimum(above, most)).view_as(leaf)
 
 
 def bounded_part(name: str, part: Params, losses: Collection[str]) -> Params:
