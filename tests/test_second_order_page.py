@@ -202,7 +202,7 @@ def test_what_foof_costs_on_phones() -> None:
     """A whole round of the yardstick's client, since its inverses are made once per round."""
     kinds, common = (fedge.FedAvg, FOOF), {"epochs": 5, "batch_size": 15}
     plain, foof = (on_a_phone(kind(fedge.models.fmnist_cnn(seed=0), **common), 600)[0] for kind in kinds)
-    assert f"`FOOF` | FedAvg's bytes, {foof / plain:.1f} times its arithmetic" in page.PAGE.read_text()
+    assert f"| FedAvg's bytes, {foof / plain:.1f} times its arithmetic" in page.PAGE.read_text()
 
 
 def test_seeds_that_diverge_count_for_those_who_are_asked() -> None:
