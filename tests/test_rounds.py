@@ -344,10 +344,12 @@ def test_new_lines_say_how_spectral_steps_multiply_and_what_the_algorithm_notes(
     federation = fedge.Federation(toy_data(), [range(30), range(30, 60), range(60, 90)])
     going, row = (
         measure.Going(measure.Beside(algorithm, 2), federation, None, []),
-        grid.Row(problem, known.methods["FOOF"]),
+        grid.Row(problem, known.methods["Spectral carried"]),
     )
     measure.advance(going, row, 2, 0, "cpu", lambda: False)
-    notes = measure.described(going, row, known)["notes"]
+    told = measure.described(going, row, known)
+    assert told["products"] == say["Spectral carried"]
+    notes = told["notes"]
     assert notes["accepted_pairs"] + notes["refused_pairs"] == 2
     assert json.loads(json.dumps(notes)) == notes
     assert {"cos_sy", "length_sy"} <= notes.keys()
