@@ -10,6 +10,7 @@ import fedge
 from fedge.core import Batch
 from fedge.engine import Simulator
 from fedge.handle import GraphHandle, Handle
+from fedge.handle.layer_inputs import sides
 from fedge.losses import by_target
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, ragged, toy_data, toy_model
@@ -125,3 +126,10 @@ def test_what_cannot_be_preconditioned_is_said() -> None:
         fedge.FOOF(toy_model(), damping=0)
     with pytest.raises(ValueError, match="largest_side is 0"):
         fedge.FOOF(toy_model(), largest_side=0)
+
+
+def test_the_largest_layer_of_the_image_network_takes_plain_steps() -> None:
+    """1,568 inputs are too many for an inverse at every client; 512 and the 1 are not."""
+    model = fedge.models.fmnist_cnn(seed=0)
+    found = sides(dict(model.named_parameters()), fedge.FOOF(model).largest_side)
+    assert list(found.values()) == [26, 401, 513]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedge
 from benchmarks.rounds import choice, gradients, grid, measure, store, tables
@@ -231,7 +232,7 @@ def test_passes_over_a_clients_examples_by_hand() -> None:
         6: fedge.FedDANE(toy_model()),
         3 + 1: fedge.FOOF(toy_model(), epochs=3),
         3: fedge.FedOVA(fedge.FedCM(toy_model(outputs=2), epochs=3), classes=3),
-        1 + 2 * 20 + 4: fedge.GIANT(toy_model()),
+        1 + 2 * 20 + 5: fedge.GIANT(toy_model()),
         1 + 2 * 7: fedge.DONE(toy_model(), iterations=7, candidates=()),
         5 + (1 + 2) + (1 + 4): fedge.SubspaceNewton(toy_model(), memory=2),
         5 + 2: fedge.FisherLBFGS(toy_model(), curvature="product"),
@@ -259,3 +260,96 @@ def test_settings_are_written_with_words_and_lists() -> None:
     method = grid.Method("m", "fedavg", [{"lr": 0.1, "server_betas": [0.9, 0.5]}, {"lr": 0.2, "on": True, "as": "x"}])
     assert tables.setting(method.settings[0], method) == "lr 0.1\\*, server_betas 0.9/0.5"
     assert tables.setting(method.settings[1], method) == "lr 0.2\\*, on True, as x"
+
+
+def started(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> list[float]:
+    """The share that is held out of the data of every run that a row starts."""
+    shares, real = [], measure.data_of
+
+    def spy(name: str, validation: float) -> fedge.data.Data:
+        shares.append(validation)
+        return real(name, validation)
+
+    monkeypatch.setattr(measure, "data_of", spy)
+    main([name, *options])
+    return shares
+
+
+def test_tuning_sees_held_out_data_and_final_runs_all_of_the_training_set(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "grid.toml", tmp_path / "out"
+    path.write_text(TINY.replace("keep = 1", "keep = 2"))
+    assert started(monkeypatch, "digits/FedOVA", *tiny, "--out", str(out)) == [0.1] * 3 + [0.0] * 2
+    found = lines(out)
+    assert [(line["kind"], line["rounds"]) for line in found] == [("trial", 1)] * 3 + [("trial", 2)] * 2 + [
+        ("run", 2)
+    ] * 2
+    kept = [line["setting"] for line in found if (line["kind"], line["rounds"]) == ("trial", 2)]
+    ahead = sorted(found[:3], key=lambda line: (line["accuracy"][-1] < 0.3, -line["accuracy"][-1]))
+    assert kept == [line["setting"] for line in ahead[:2]]
+
+
+def test_a_second_stage_that_is_resumed_is_held_out_too(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    main(["digits/FedOVA", *tiny, "--out", str(out)])
+    path = out / "digits.jsonl"
+    path.write_text("".join(text + "\n" for text in path.read_text().splitlines()[:3]))
+    assert started(monkeypatch, "digits/FedOVA", *tiny, "--out", str(out)) == [0.1, 0.0, 0.0]
+
+
+def test_gradients_of_a_round_by_hand() -> None:
+    """Three epochs over 5 and 4 examples, of two labels and of one; FedOVA trains a model per label."""
+    data = toy_data()
+    kept = [torch.where(data.train_y == label)[0].tolist() for label in range(3)]
+    federation = fedge.Federation(data, [kept[0][:3] + kept[1][:2], kept[2][:4]])
+    assert measure.evaluations(fedge.FedAvg(toy_model(), epochs=3), federation).tolist() == [15, 12]
+    ova = fedge.FedOVA(fedge.FedAvg(toy_model(outputs=2), epochs=3), classes=3)
+    assert measure.evaluations(ova, federation).tolist() == [30, 12]
+
+
+def test_the_mean_of_late_rounds_and_what_was_spent_by_hand(tiny: list[str], tmp_path: Path) -> None:
+    """With a window of two rounds: after three, half of the third and half of the mean of the others."""
+    known = grid.read(tmp_path / "grid.toml")
+    (row,) = known.rows("digits/FedOVA")
+    params = []
+    for rounds in (1, 2, 3):
+        going = measure.start(row, {"lr": 0.1}, known, 0)
+        measure.advance(going, row, rounds, 0, "cpu", lambda: False)
+        assert going.run is not None
+        params.append(going.algorithm.params(going.run.state))
+    wanted = {name: (one + params[1][name]) / 4 + params[2][name] / 2 for name, one in params[0].items()}
+    assert going.run is not None
+    torch.testing.assert_close(going.run.state["mean"], wanted)
+    inner, data = going.algorithm.inner, going.federation.data
+    by_hand = fedge.Run(inner, inner.with_params(going.run.state["inner"], wanted), going.run.handle)
+    right = (by_hand.predict(data.test_x) == data.test_y).double().mean()
+    assert measure.late_accuracy(going) == pytest.approx(float(right), abs=0.003)
+    sizes, labels = going.federation.sizes.tolist(), (going.federation.label_counts() > 0).sum(1).tolist()
+    assert set(labels) == {2}
+    told = measure.described(going, row, known)["spent"]["gradients"]
+    assert told == sum(2 * sizes[k] for record in going.records for k in record["cohort"])
+
+
+def test_new_lines_say_how_spectral_steps_multiply_and_what_the_algorithm_notes() -> None:
+    known = grid.read()
+    say = {name: measure.products(method).get("products") for name, method in known.methods.items()}
+    assert say["FedAvg-SGD"] is None
+    assert say["Spectral carried"] == {"optimiser": fedge.Spectral().products}
+    assert say["Spectral carried, fast"] == {"optimiser": fedge.Spectral.fast().products}
+    assert say["Spectral + server spectral"] == {"optimiser": "same", "server_optimiser": "same"}
+    algorithm, problem = fedge.FisherLBFGS(toy_model()), grid.Problem("toy", "toy", "mlp", 3, 2, 2, test=[])
+    federation = fedge.Federation(toy_data(), [range(30), range(30, 60), range(60, 90)])
+    going, row = (
+        measure.Going(measure.Beside(algorithm, 2), federation, None, []),
+        grid.Row(problem, known.methods["Spectral carried"]),
+    )
+    measure.advance(going, row, 2, 0, "cpu", lambda: False)
+    told = measure.described(going, row, known)
+    assert told["products"] == say["Spectral carried"]
+    notes = told["notes"]
+    assert notes["accepted_pairs"] + notes["refused_pairs"] == 2
+    assert json.loads(json.dumps(notes)) == notes
+    assert {"cos_sy", "length_sy"} <= notes.keys()

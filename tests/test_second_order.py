@@ -92,6 +92,7 @@ def test_fisher_lbfgs_against_the_plain_loop(name: str) -> None:
     assert close(run.params, expected) < 1e-10
     assert run.history[-1]["refused_pairs"] == refused
     assert refused == (4 if name == "all_refused" else 0)
+    assert not (refused and run.history[-1]["accepted_pairs"])
     if name != "all_refused":
         assert len(run.state["pairs"]) == (0 if "precondition" in name else 2)
 

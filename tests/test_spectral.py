@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from scipy.optimize import linprog
 from torch import nn
 
 import fedge
-from fedge.algorithms.spectral import MINIMAX, matrices, orthogonal, orthogonal_in_three
+from fedge.algorithms.spectral import MINIMAX, in_halves, matrices, orthogonal, orthogonal_in_three
 from tests.against import clients_of, cohorts_of, order_of
 from tests.cases import close, generator, ragged, toy_data, toy_model
 from tests.reference.fedova import fedova
@@ -161,6 +164,16 @@ def test_auto_is_the_parameters_own_precision_on_a_cpu() -> None:
     matrix = torch.randn(4, 9, generator=generator(6))
     assert torch.equal(orthogonal(matrix, products="auto"), orthogonal(matrix))
     assert not torch.equal(orthogonal(matrix, products="bf16"), orthogonal(matrix))
+
+
+def test_auto_is_bfloat16_on_a_gpu_where_precision_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = cast("torch.Tensor", SimpleNamespace(is_cuda=True, dtype=torch.float32))
+    said = {}
+    for precision in ("high", "highest"):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda precision=precision: precision)
+        said[precision] = [in_halves(there, products) for products in ("auto", "same", "bf16")]
+    assert said == {"high": [True, False, True], "highest": [False, False, True]}
+    assert (fedge.Spectral.fast().products, fedge.Spectral().products) == ("auto", "same")
 
 
 def test_the_derivation() -> None:

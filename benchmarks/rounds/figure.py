@@ -18,6 +18,7 @@ COLOURS = {
     "FedAvg-SGD": "#000000",
     "FedAvgM": "#56B4E9",
     "FedCM": "#0072B2",
+    "Long-step FedAvg": "#CC79A7",
     "Server spectral": "#009E73",
     "Spectral carried": "#D55E00",
     "FedAvg": "#999999",

@@ -22,9 +22,13 @@ from fedge.data import Data
 from fedge.engine import TooFewReplies
 
 from .gradients import passes
-from .grid import Grid, Problem, Row, Setting
+from .grid import Grid, Method, Problem, Row, Setting
 
 Record = dict[str, Any]
+STEPS: dict[str, dict[str, fedge.Spectral]] = {
+    "optimiser": {"spectral": fedge.Spectral(), "spectral_fast": fedge.Spectral.fast()},
+    "server_optimiser": {"spectral": fedge.Spectral.server(0.0)},
+}
 
 
 class OutOfTime(Exception):
@@ -156,7 +160,16 @@ def described(going: Going, row: Row, grid: Grid) -> Record:
         **{f"test {goal:g}": reached(found["accuracy"], goal, total) for goal in row.problem.test},
         **{f"train {goal:g}": reached(found.get("train_accuracy", []), goal, total) for goal in row.problem.train},
     }
-    return found
+    if records and going.run is not None and (names := going.algorithm.notes(going.run.state)):
+        found["notes"] = {name: records[-1].get(name) for name in names}  # of the last round
+    return found | products(row.method)
+
+
+def products(method: Method) -> Record:
+    """How spectral steps multiply matrices: at the clients, at the server."""
+    named = {place: rules.get(method.fixed.get(place, "")) for place, rules in STEPS.items()}
+    found = {place: rule.products for place, rule in named.items() if rule is not None}
+    return {"products": found} if found else {}
 
 
 def reached(curve: list[float], goal: float, total: dict[str, list[float]]) -> Record | None:
