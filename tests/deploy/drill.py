@@ -3,9 +3,9 @@
     make drill      (python -m tests.deploy.drill FOLDER keeps its files in FOLDER)
 
 Round by round (`plan.py`): a SuperNode killed with -9; NaN, a wrong shape, an exception, garbage, escapes, a hang;
-liars (1e30, more weight than a device joined with, every attack of `fedge.attacks`); a bomb and a malformed object; an
-impostor; an app that dies and one that is told to end; the SuperLink killed and started again while it takes messages
-and while devices work; the server app killed and resumed.
+liars (1e30, more weight than a device joined with, every attack of `fedge.attacks` that a device can make alone); a
+bomb and a malformed object; an impostor; an app that dies and one that is told to end; the SuperLink killed and started
+again while it takes messages and while devices work; the server app killed and resumed.
 
 Every fault must be named in the record and cost its own client alone, and everybody must be back in the last round. The
 final parameters equal those of a simulation in which the same answers are lost and the same lies count. `make

@@ -28,7 +28,8 @@ REASONS = {
     "malformed": "the message cannot be read: KeyError: 'arraychunk_ids'",
     "impostor": "its node is client 0 now",
 }
-COUNTS = tuple(KINDS)  # of fedge.attacks: lies that no check can see
+# Of fedge.attacks: lies that no check can see; not those that need all uploads to know how long they may be.
+COUNTS = tuple(name for name, kind in KINDS.items() if not kind.climbs)
 
 
 @dataclass(frozen=True)
