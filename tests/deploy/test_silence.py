@@ -72,7 +72,8 @@ def test_a_node_that_is_silent_time_and_again_is_left_alone_for_longer_and_longe
     silent = [True]
     yard.faults[NODE] = lambda reply: None if silent[0] and "seconds" in unpack(reply.content)[0] else reply
     run = more(link, rounds=20)
-    reasons = [drop["reason"] for (drop,) in rounds_of(run)]
+    reasons = [drop["reason"] for dropped in rounds_of(run) for drop in dropped if drop["client"] == CLIENT]
+    assert len(reasons) == 20, "others may be late once on a busy machine; this one never answers"
     asked = [number for number, reason in enumerate(reasons, 1) if reason == "no answer within 0.5 s"]
     gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert asked[:2] == [1, 2], "once is nothing"
