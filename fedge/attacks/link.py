@@ -13,7 +13,7 @@ from fedge.attacks.attack import ENROLLED, Attack, Seen, attackers
 from fedge.attacks.backdoor import poisoned
 from fedge.attacks.uphill import Climb
 from fedge.combine import Limited
-from fedge.core import Algorithm, Ask, At, Drop, Params, Payload, Reply, Task, Uploads
+from fedge.core import Algorithm, Ask, At, Batch, Drop, Params, Payload, Reply, Task, Uploads
 from fedge.engine import Around, BaseLink, Engine, Simulator
 from fedge.engine.clients.directory import Jobs
 from fedge.engine.clients.run_task import Upload
@@ -23,6 +23,7 @@ from fedge.engine.uploads.intake import Intake
 from fedge.engine.uploads.limits import Limits
 from fedge.engine.uploads.sizes import Usuals
 from fedge.federation import Federation
+from fedge.inputs import take
 
 
 class Attacked(Around):
@@ -103,15 +104,13 @@ class Attacked(Around):
 
 def _climb(server: Simulator, liars: Iterable[int]) -> Climb | None:
     """What these clients climb, if there are any; their examples as the server's simulator holds them."""
-    x, chosen = server.population.x, [server.population.own(client) for client in sorted(liars)]
-    if not isinstance(x, Tensor):
-        raise ValueError(
-            "kind is 'ascent', which needs one input per example: these have several, choose another attack"
-        )
+    chosen = [server.population.own(client) for client in sorted(liars)]
     if not chosen:
         return None
     mine = torch.cat(chosen)
-    return Climb(server.algorithm.model, server.algorithm.loss, x[mine], server.population.y[mine])
+    x, y = take(server.population.x, mine), server.population.y[mine]
+    everybody = torch.ones(len(mine), dtype=torch.bool, device=y.device)
+    return Climb(server.handle, Batch(x, y, everybody, torch.zeros((), dtype=torch.long, device=y.device)))
 
 
 def _jobs(ask: Ask, task: Task, uploads: Uploads) -> Jobs:

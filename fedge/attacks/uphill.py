@@ -5,39 +5,29 @@ Their gradient is taken at the model that they were sent, all liars' examples to
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedge import tree
-from fedge.core import Loss, Params
+from fedge.combine.stacked import squared_norms
+from fedge.core import Batch, Model, Params
 
 LONG = 20.0  # times the usual length of an upload
 
 
 class Climb(NamedTuple):
-    """What liars that climb know: the network, the loss, and their own examples."""
+    """What liars that climb know: the model, and all their own examples as one batch."""
 
-    model: nn.Module
-    loss: Loss
-    x: Tensor
-    y: Tensor
+    model: Model
+    batch: Batch
 
     def slopes(self, params: Params, classes: list[int] | None) -> Params:
         """The gradient of the mean loss; of FedOVA's classes, one after another, that of each against the rest."""
         if classes is None:
-            return self._slope(params, self.y)
-        each = [self._slope(tree.take(params, at), (self.y == label).long()) for at, label in enumerate(classes)]
-        return tree.stack(each)
-
-    @torch.enable_grad()
-    def _slope(self, params: Params, y: Tensor) -> Params:
-        model = copy.deepcopy(self.model).to(self.x.device).eval()
-        leaves = {name: leaf.detach().clone().requires_grad_(True) for name, leaf in params.items()}
-        loss = self.loss(torch.func.functional_call(model, leaves, (self.x.to(next(iter(params.values())).dtype),)), y)
-        return dict(zip(leaves, torch.autograd.grad(loss.mean(), list(leaves.values())), strict=True))
+            return self.model.grad(params, self.batch)
+        sides = [self.batch._replace(y=(self.batch.y == label).long()) for label in classes]
+        return tree.stack([self.model.grad(tree.take(params, at), side) for at, side in enumerate(sides)])
 
 
 def against(part: Params, lies: Tensor, rows: Tensor, slopes: Params, strength: float) -> Params:
@@ -45,17 +35,15 @@ def against(part: Params, lies: Tensor, rows: Tensor, slopes: Params, strength: 
 
     Its sign opposes what honest clients sent for the same row: some parts are updates, others gradients.
     """
-    lengths = torch.stack([leaf.double().flatten(1).square().sum(1) for leaf in part.values()]).sum(0).sqrt()
-    usual = lengths[~lies].median() if bool((~lies).any()) else lengths.median()
+    lengths, honest = squared_norms({"part": part}).sqrt(), ~lies if bool((~lies).any()) else lies
     found = {name: leaf.clone() for name, leaf in part.items()}
     stacked = any(slopes[name].dim() == leaf.dim() for name, leaf in part.items())
     for job in lies.nonzero().flatten().tolist():
         slope = tree.take(slopes, int(rows[job])) if stacked else slopes
-        peers = ~lies & (rows == rows[job])
-        peers = peers if bool(peers.any()) else ~lies
-        toward = sum(float((slope[name] * leaf[peers].sum(0)).sum()) for name, leaf in part.items())
-        length = tree.dot(slope, slope).double().sqrt().clamp(min=1e-30)
-        factor = float(strength * usual / length) * (-1.0 if toward > 0 else 1.0)
-        for name in found:
-            found[name][job] = factor * slope[name]
+        peers = honest & (rows == rows[job])
+        peers = peers if bool(peers.any()) else honest
+        toward = tree.dot(slope, {name: leaf[peers].sum(0) for name, leaf in part.items()})
+        factor = strength * lengths[honest].median() / tree.norm(slope).double().clamp(min=1e-30)
+        for name, leaf in found.items():
+            leaf[job] = float(-factor if toward > 0 else factor) * slope[name]
     return found

@@ -199,9 +199,8 @@ def require(good: int, minimum: int, task: str, dropped: list[Drop]) -> None:
     """Good uploads of too few clients are an error that says what was wrong with the others."""
     if good >= minimum:
         return
-    why = (
-        "; ".join(f"client {d.client}: {d.reason}" for d in dropped[:3]) or f"no{' other' * (good > 0)} client answered"
-    )
+    nobody = "no other client answered" if good else "no client answered"
+    why = "; ".join(f"client {d.client}: {d.reason}" for d in dropped[:3]) or nobody
     hint = "lower the required number of replies"
     if any("not finite" in drop.reason for drop in dropped):
         hint = f"lower the step size, for values are not finite, or {hint.removeprefix('lower ')}"
