@@ -47,6 +47,11 @@ def cases() -> dict[str, tuple[Algorithm[Any], fedge.Federation, dict[str, Any]]
     )
     nova = fedge.FedNova(wide().model, lr=0.05, epochs=1, batch_size=4)
     found["clipped fednova"] = (fedge.Robust(nova, fedge.ClippedMean(0.5)), ragged(toy_data()), SETTINGS)
+    search = fedge.GIANT(
+        toy_model(), iterations=3, candidates=tuple(i / 10 for i in range(200))
+    )  # close together, and far
+    for rule in (fedge.BoundedMean(), fedge.ClippedMean(0.5)):
+        found[f"search, {type(rule).__name__}"] = (fedge.Robust(search, rule), ragged(toy_data()), SETTINGS)
     found["bad clients"] = (fedge.FedAvg(toy_model(), lr=0.2, batch_size=4), spoilt(), SETTINGS | {"cohort": None})
     return found
 

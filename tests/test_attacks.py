@@ -69,16 +69,17 @@ def test_who_climbs_sends_the_gradient_on_its_own_examples(fedova: bool) -> None
     class Watched(Attacked):
         def _forged(self, *arguments: Any) -> Any:
             sent.update(found := super()._forged(*arguments), rows=arguments[2].rows, who=arguments[2].clients)
+            sent["params"] = arguments[0].send["params"]
             return found
 
     link = Watched(Simulator(algorithm, federation), Attack("ascent", 3.0), [1, 4])
-    fedge.train(algorithm, federation, rounds=1, link=link)
+    fedge.train(algorithm, federation, rounds=2, link=link)  # the last one counts
     mine = torch.cat([federation.examples(client) for client in (1, 4)])
     x, y = federation.data.train_x[mine], federation.data.train_y[mine]
     part, liar = sent["train"][0]["delta"], sent["who"].tolist().index(4)
-    model = toy_model(outputs=2 if fedova else 3)
-    target = (y == sent["rows"][liar]).long() if fedova else y
-    torch.nn.functional.cross_entropy(model(x), target).backward()
+    model, row = toy_model(outputs=2 if fedova else 3), int(sent["rows"][liar])
+    model.load_state_dict({name: leaf[row] if fedova else leaf for name, leaf in sent["params"].items()})
+    torch.nn.functional.cross_entropy(model(x), (y == row).long() if fedova else y).backward()
     slope = torch.cat([leaf.grad.flatten() for leaf in model.parameters()])
     every = torch.cat([leaf.flatten(1) for leaf in part.values()], 1)
     honest = torch.tensor([client not in (1, 4) for client in sent["who"].tolist()])

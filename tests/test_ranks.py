@@ -33,7 +33,7 @@ NAMES = list(cases())
 SHORT = {  # of the rest, `make test-all` has all
     "fedavg", "fedavg on pictures", "scaffold", "feddane", "feddane, one client", "fedova, fisher l-bfgs",
     "data sharing", "robust_fedova", "compressed_top", "fedova_compressed", "robust_compressed", "bad clients",
-    "several inputs", "clipped fednova",
+    "several inputs", "clipped fednova", "search, BoundedMean", "search, ClippedMean",
 }  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
